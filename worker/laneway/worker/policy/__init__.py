@@ -1,0 +1,1 @@
+"""Decisions, and nothing but: (state, now) -> decision. No clock, no I/O, no randomness, no event loop."""
