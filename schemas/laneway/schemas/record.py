@@ -1,0 +1,63 @@
+"""What Redis holds about a job beside its body and its result: the fields of a lane entry and of the job's record.
+
+Lua scripts on both sides write these names as they stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from laneway.schemas.ids import JobId
+from laneway.schemas.state import JobState
+
+ENTRY_JOB_ID = "j"
+"""Entry field: the job's id."""
+ENTRY_DATA = "d"
+"""Entry field: the encoded job; absent when it lies beside the lane under `PartitionKeys.body`."""
+ENTRY_SUBMITTED = "t"
+"""Entry field: acceptance in milliseconds of Redis' clock. Kept when a job returns to its lane."""
+
+
+class JobRecord(Struct, frozen=True, kw_only=True):
+    """The hash under `PartitionKeys.job`. It may vanish (its TTL, a flush): then only the result counts."""
+
+    job_id: JobId
+    state: JobState = JobState.QUEUED
+    lane: str = ""
+    """Name of the lane, such as `latency:short`."""
+    entry: str = ""
+    attempt: int = 0
+    """Claims so far: the fence. Only the attempt that equals it may settle the job."""
+    failures: int = 0
+    """Attempts that failed or were lost."""
+    owner: str = ""
+    """Worker of the latest claim."""
+    submitted: int = 0
+    claimed: int = 0
+    started: int = 0
+    ended: int = 0
+    outputs: str = ""
+    """Output streams that want the job's events, separated by blanks."""
+    error: str = ""
+    """Code of the last failed attempt."""
+
+
+def read_record(job_id: JobId, fields: Mapping[bytes, bytes]) -> JobRecord | None:
+    """The record in a hash as Redis returns it; None when there is none. Unknown fields are ignored."""
+    if not fields:
+        return None
+    text = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+    numbers = {n: int(text[n]) for n in _NUMBERS if text.get(n, "").isdecimal()}
+    words = {n: text[n] for n in ("lane", "entry", "owner", "outputs", "error") if n in text}
+    state = text.get("state", "")
+    return JobRecord(
+        job_id=job_id,
+        state=JobState(state) if state in {s.value for s in JobState} else JobState.QUEUED,
+        **numbers,
+        **words,
+    )
+
+
+_NUMBERS = ("attempt", "failures", "submitted", "claimed", "started", "ended")
