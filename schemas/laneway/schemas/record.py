@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 from msgspec import Struct
 
 from laneway.schemas.ids import JobId
@@ -49,15 +50,14 @@ def read_record(job_id: JobId, fields: Mapping[bytes, bytes]) -> JobRecord | Non
     if not fields:
         return None
     text = {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
-    numbers = {n: int(text[n]) for n in _NUMBERS if text.get(n, "").isdecimal()}
-    words = {n: text[n] for n in ("lane", "entry", "owner", "outputs", "error") if n in text}
-    state = text.get("state", "")
-    return JobRecord(
-        job_id=job_id,
-        state=JobState(state) if state in {s.value for s in JobState} else JobState.QUEUED,
-        **numbers,
-        **words,
-    )
+    known = {name: text[name] for name in JobRecord.__struct_fields__ if name in text}
+    if known.get("state") not in _STATES:
+        known.pop("state", None)
+    for name in _NUMBERS:
+        if not known.get(name, "0").isdecimal():
+            del known[name]
+    return msgspec.convert({**known, "job_id": job_id}, JobRecord, strict=False)
 
 
+_STATES = {state.value for state in JobState}
 _NUMBERS = ("attempt", "failures", "submitted", "claimed", "started", "ended")
