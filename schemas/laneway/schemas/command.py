@@ -1,22 +1,21 @@
-"""What a package adds to the `laneway` program. Each package lists its own in the entry point `laneway.commands`."""
+"""What a subcommand of `laneway` is. Packages offer tuples of these under the entry-point group `laneway.commands`."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Command:
-    """One subcommand of `laneway`."""
+class Command(Struct, frozen=True):
+    """One subcommand: `laneway <name>`."""
 
     name: str
     help: str
-    """One line, for the list of commands."""
+    """One line, shown in the list of commands."""
     configure: Callable[[ArgumentParser], None]
-    """Add the subcommand's own arguments."""
+    """Adds the command's own arguments."""
     run: Callable[[Namespace], int]
-    """Do it; the return value is the exit code."""
-    takes_more: bool = False
-    """Arguments that `configure` does not know are passed on as the list `more`; without it they are refused."""
+    """Does the work and returns the exit code: 0 done, 1 failed, 2 wrong usage. May raise `LanewayError`, which
+    `laneway` prints in one line; a `UsageError` among them ends with 2."""

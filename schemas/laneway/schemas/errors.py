@@ -12,6 +12,10 @@ class LanewayError(Exception):
     """Something Laneway refuses or cannot do, told in one sentence."""
 
 
+class UsageError(LanewayError):
+    """A command was called in a way that cannot work: ends with exit code 2."""
+
+
 class InvalidJob(LanewayError):
     """A job that cannot be accepted: names the field, what it must be and what was given."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from laneway.schemas.ids import AdapterId, JobId, WorkerId
+from laneway.schemas.state import JobState
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,3 +111,21 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] = {}
     extra: dict[str, Any] = {}
     """Room for fields of newer releases."""
+
+    @property
+    def state(self) -> JobState:
+        """The final state that the outcome stands for."""
+        match self.outcome:
+            case Completed():
+                return JobState.COMPLETED
+            case Failed():
+                return JobState.FAILED
+            case Cancelled():
+                return JobState.CANCELLED
+            case Expired():
+                return JobState.EXPIRED
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer, or of what there is of it; empty where nothing was generated."""
+        return self.outcome.choices[0].text if self.outcome.choices else ""

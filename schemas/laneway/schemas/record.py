@@ -1,4 +1,4 @@
-"""What Redis holds about a job beside its body and its result: the fields of a lane entry and of the job's record.
+"""What Redis holds about a job beside its body and its result: the fields of lane and output entries and of its record.
 
 Lua scripts on both sides write these names as they stand here.
 """
@@ -19,6 +19,10 @@ ENTRY_DATA = "d"
 """Entry field: the encoded job; absent when it lies beside the lane under `PartitionKeys.body`."""
 ENTRY_SUBMITTED = "t"
 """Entry field: acceptance in milliseconds of Redis' clock. Kept when a job returns to its lane."""
+
+
+OUTPUT_EVENTS = "e"
+"""Field of an output stream's entry: `wire.encode` of the events that one engine step had for this output."""
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
