@@ -19,3 +19,6 @@ class Command(Struct, frozen=True):
     run: Callable[[Namespace], int]
     """Does the work and returns the exit code: 0 done, 1 failed, 2 wrong usage. May raise `LanewayError`, which
     `laneway` prints in one line; a `UsageError` among them ends with 2."""
+    takes_more: bool = False
+    """Words that `configure` does not know, such as `--engine.max-num-seqs 256`, are handed to `run` as the list
+    `more` of the namespace. Otherwise they are refused."""

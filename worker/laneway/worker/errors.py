@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from laneway.schemas.errors import LanewayError
+from laneway.schemas.errors import LanewayError, UsageError
 
 
-class SettingsError(LanewayError):
+class SettingsError(UsageError):
     """The worker was configured with something it cannot run on: names the option and the value."""
 
 
