@@ -39,3 +39,7 @@ class JobRefused(LanewayError):
 
 class AttemptFailed(LanewayError):
     """One attempt at a job failed through no fault of the job; the engine lives and the job may be repeated."""
+
+
+class EmbeddedServerFailed(LanewayError):
+    """The embedded server cannot run here: no binary, a taken port, or a folder in use."""

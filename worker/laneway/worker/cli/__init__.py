@@ -1,0 +1,1 @@
+"""The worker's subcommands of `laneway`, one a file."""
