@@ -1,0 +1,8 @@
+"""The subcommands that the worker's package adds to `laneway`. Their heavy imports wait until one of them runs."""
+
+from __future__ import annotations
+
+from laneway.schemas.command import Command
+from laneway.worker.cli import doctor, redis
+
+COMMANDS: tuple[Command, ...] = (doctor.COMMAND, redis.COMMAND)
