@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,6 +100,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
 
 def mask_url(url: str) -> str:
     """`url` with its password, and a password among its parameters, replaced by `***`."""
+    if "@" not in url and "?" not in url:
+        return url
     parts = urlsplit(url)
     where = parts.netloc
     if "@" in where:
@@ -115,9 +118,11 @@ def option_docs() -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)  # noqa: S101 - the source is this file
     docs: dict[str, str] = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                docs[field.target.id] = str(text.value.value)
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                docs[name] = doc
+            case _:
+                continue
     return docs
 
 
@@ -128,21 +133,24 @@ class Given(Struct, frozen=True):
     source: str
 
 
-def load_settings(
-    argv: Sequence[str] = (), environ: Mapping[str, str] | None = None, toml: Path | None = None
-) -> WorkerSettings:
-    """The settings from the command line, the environment and a TOML file.
+def load_settings(argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> WorkerSettings:
+    """The settings from the command line, the environment and the TOML file that either of them names.
 
     Args:
-        argv: options such as `--lease-s 20`, `--lease-s=20` or `--engine.max-num-seqs 256`.
+        argv: options such as `--lease-s 20`, `--lease-s=20`, `--engine.max-num-seqs 256` or `--config worker.toml`.
+        environ: by default the process' own; `LANEWAY_CONFIG` names the file.
 
     Raises:
         SettingsError: an unknown name (with the nearest known one) or a wrong value; every problem is told.
     """
-    given: dict[str, Given] = {}
-    given.update(_from_toml(toml) if toml else {})
-    given.update(_from_environ(environ or {}))
-    given.update(_from_argv(argv))
+    environ = os.environ if environ is None else environ
+    options = _from_argv(argv)
+    config = options.pop("config", Given(environ.get("LANEWAY_CONFIG"), "LANEWAY_CONFIG"))
+    given = {
+        **(_from_toml(Path(config.value), config.source) if config.value else {}),
+        **_from_environ(environ),
+        **options,
+    }
     values: dict[str, Any] = {"engine_args": {}, "adapters": {}}
     problems: list[str] = []
     for name, item in given.items():
@@ -190,13 +198,13 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Given]:
     return given
 
 
-def _from_toml(path: Path) -> dict[str, Given]:
+def _from_toml(path: Path, source: str) -> dict[str, Given]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"--config: expected a readable file, got {path} ({error.strerror})") from None
+        raise SettingsError(f"{source}: expected a readable file, got {path} ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--config: expected a TOML file, got {path} ({error})") from None
+        raise SettingsError(f"{source}: expected a TOML file, got {path} ({error})") from None
     given: dict[str, Given] = {}
     for name, value in table.items():
         if name in TABLES and isinstance(value, dict):
@@ -211,7 +219,9 @@ def _put(values: dict[str, Any], name: str, given: Given) -> None:
     table, dot, inner = name.partition(".")
     if dot:
         if table not in TABLES or not inner:
-            raise SettingsError(f"{given.source}: expected a known option{nearest(table, TABLES)}, got {name!r}")
+            raise SettingsError(
+                f"{given.source}: expected a known option{nearest(table, TABLES)}, got {name!r}"
+            )
         values[TABLES[table]][inner] = _plain(given.value)
     elif name == "adapters":
         values["adapters"].update(_pairs(given))

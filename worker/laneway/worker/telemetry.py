@@ -13,6 +13,8 @@
 | `job.dead_lettered` | attempts are used up, or the entry cannot be read |
 | `job.lost` | its lease lapsed or was taken: the worker dropped it |
 | `queue.unavailable`, `queue.recovered` | the server went away, and came back |
+| `engine.progress` | the engine's start reaches a step |
+| `warmup.skipped` | the engine refused a warm-up prompt |
 | `engine.died` | the engine is gone; the process is about to end |
 
 No event carries a prompt, an answer or metadata.

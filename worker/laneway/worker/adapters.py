@@ -1,0 +1,88 @@
+"""The adapters that jobs may name, and how many of them are in the engine at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from laneway.schemas.errors import nearest
+from laneway.schemas.ids import AdapterId
+from laneway.worker.errors import JobRefused
+from laneway.worker.ports import Adapter
+
+
+class AdapterShelf:
+    """Lends adapters to attempts: never more than `slots` distinct ones at a time, each loaded before its first use.
+
+    One more distinct adapter than the engine has slots for kills the engine: attempts wait here instead.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[AdapterId, Adapter],
+        slots: Callable[[], int],
+        load: Callable[[Adapter], Awaitable[None]],
+    ) -> None:
+        """`slots` is asked each time: it is known once the engine is up."""
+        self._known = known
+        self._slots = slots
+        self._load = load
+        self._users: dict[AdapterId, int] = {}
+        self._loading: dict[AdapterId, asyncio.Lock] = {}
+        self._loaded: set[AdapterId] = set()
+        self._returned = asyncio.Condition()
+
+    @property
+    def in_use(self) -> tuple[AdapterId, ...]:
+        """Adapters of the attempts that run now."""
+        return tuple(self._users)
+
+    @asynccontextmanager
+    async def lend(self, lora: AdapterId | None) -> AsyncIterator[Adapter | None]:
+        """The adapter `lora`, ready to be used until the block ends.
+
+        Raises:
+            JobRefused: no such adapter, adapters are off, or the engine cannot load it.
+        """
+        if lora is None:
+            yield None
+            return
+        adapter = self._find(lora)
+        await self._take_slot(lora)
+        try:
+            await self._make_ready(adapter)
+            yield adapter
+        finally:
+            await self._give_back(lora)
+
+    def _find(self, lora: AdapterId) -> Adapter:
+        adapter = self._known.get(lora)
+        if adapter is None:
+            hint = nearest(lora, self._known)
+            raise JobRefused("unknown_adapter", f"lora: this model has no adapter of that name{hint}", "lora")
+        if self._slots() < 1:
+            raise JobRefused(
+                "adapters_off", "lora: expected nothing, since this worker runs without adapters", "lora"
+            )
+        return adapter
+
+    async def _take_slot(self, lora: AdapterId) -> None:
+        async with self._returned:
+            await self._returned.wait_for(lambda: lora in self._users or len(self._users) < self._slots())
+            self._users[lora] = self._users.get(lora, 0) + 1
+
+    async def _make_ready(self, adapter: Adapter) -> None:
+        async with self._loading.setdefault(adapter.id, asyncio.Lock()):
+            if adapter.id not in self._loaded:
+                await self._load(adapter)
+                self._loaded.add(adapter.id)
+
+    async def _give_back(self, lora: AdapterId) -> None:
+        async with self._returned:
+            self._users[lora] -= 1
+            if not self._users[lora]:
+                # The engine may now evict it for another: the next use loads it again.
+                del self._users[lora]
+                self._loaded.discard(lora)
+            self._returned.notify_all()

@@ -1,0 +1,360 @@
+"""One attempt at one job, from claim to verdict.
+
+    cancelled or expired? -> check -> prepare -> adapter -> generate -> judge
+
+Every way out is a verdict, a value that says what to do with the job; whoever asked for the attempt does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from laneway.schemas.build import check_job
+from laneway.schemas.errors import InvalidJob
+from laneway.schemas.events import Event, Restarted, Started, Tokens
+from laneway.schemas.ids import WorkerId
+from laneway.schemas.job import SloClass
+from laneway.schemas.outcome import (
+    Cancelled,
+    Choice,
+    Completed,
+    Expired,
+    Failed,
+    JobError,
+    Outcome,
+    Result,
+    Timeline,
+    TokenLogprob,
+    Usage,
+)
+from laneway.worker.adapters import AdapterShelf
+from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
+from laneway.worker.policy.retry import RetryAfter, after_failure
+from laneway.worker.ports import Adapter, Claim, Engine, Piece, Prepared
+from laneway.worker.telemetry import Telemetry
+
+NATURAL_ENDS = frozenset({"stop", "length"})
+"""Finish reasons of a completion. Whatever else an engine says, above all `abort`, is none."""
+ABORT_S = 1.0
+"""Patience with an engine that is to stop a run: a hung one never answers."""
+
+
+class Stop(Enum):
+    """Why an attempt is broken off."""
+
+    CANCEL = "cancel"
+    DEADLINE = "deadline"
+    LOST = "lost"
+    """The lease is gone: the job is somebody else's."""
+    HAND_BACK = "hand_back"
+    """The worker ends, unhurried."""
+    ENGINE_DIED = "engine_died"
+
+
+class Settle(Struct, frozen=True):
+    """Store the result and remove the job from its lane."""
+
+    result: Result
+
+
+class Retry(Struct, frozen=True):
+    """Offer the job again later; the attempt counts as failed."""
+
+    error: JobError
+    delay_ms: int
+
+
+class DeadLetter(Struct, frozen=True):
+    """Attempts are used up: store the failure and keep the job aside."""
+
+    result: Result
+
+
+class HandBack(Struct, frozen=True):
+    """Return the job to its lane unharmed."""
+
+
+class Drop(Struct, frozen=True):
+    """Do nothing: the job is not this worker's any more."""
+
+
+Verdict = Settle | Retry | DeadLetter | HandBack | Drop
+
+
+class Answer:
+    """One of the `n` answers of a job, growing piece by piece."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.last: Piece = Piece()
+
+    def add(self, piece: Piece) -> None:
+        """Append what a step brought."""
+        self._text.append(piece.text)
+        self._token_ids += piece.token_ids
+        self._logprobs += piece.logprobs or ()
+        self.last = piece
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
+    def choice(self) -> Choice:
+        """What there is of it, for an outcome."""
+        reason = self.last.finish_reason
+        return Choice(
+            index=self.last.index,
+            text="".join(self._text),
+            token_ids=tuple(self._token_ids),
+            finish_reason=reason if reason in NATURAL_ENDS else None,
+            stop_reason=self.last.stop_reason,
+            logprobs=tuple(self._logprobs) or None,
+        )
+
+
+class Attempt:
+    """Runs a claimed job once. `run` may be called once; `stop` at any time."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        *,
+        engine: Engine,
+        adapters: AdapterShelf,
+        worker: WorkerId,
+        now_ms: Callable[[], int],
+        emit: Callable[[Event], None],
+        entered: Callable[[], None],
+        telemetry: Telemetry,
+    ) -> None:
+        """`emit` gets the events for consumers; `entered` is called when the job goes into the engine."""
+        self.claim = claim
+        self.engine_since: float | None = None
+        """Monotonic time at which the job went into the engine; None: nothing of it is in there."""
+        self.engine_died = False
+        """The engine turned out to be dead."""
+        self._engine = engine
+        self._adapters = adapters
+        self._worker = worker
+        self._now_ms = now_ms
+        self._emit = emit
+        self._entered = entered
+        self._telemetry = telemetry
+        self._run = f"{claim.job.id}.{claim.attempt}"
+        self._answers: dict[int, Answer] = {}
+        self._seq = 0
+        self._usage = Usage()
+        self._started_ms = 0
+        self._first_token_ms = 0
+        self._adapter: Adapter | None = None
+        self._stop: Stop | None = None
+        self._task: asyncio.Task[Verdict] | None = None
+
+    def stop(self, why: Stop) -> None:
+        """Break the attempt off, wherever it is. The first reason counts; after the end there is nothing to stop."""
+        if self._stop is None:
+            self._stop = why
+            if self._task is not None:
+                self._task.cancel()
+
+    async def run(self) -> Verdict:
+        """The whole attempt. Cancelling it from outside stops the engine's run too."""
+        if self._stop is not None:
+            return self._broken_off(self._stop)
+        self._task = asyncio.create_task(self._pipeline())
+        try:
+            await asyncio.wait({self._task})
+        finally:
+            self._task.cancel()  # without effect unless `run` itself was cancelled
+        return self._verdict(self._task)
+
+    def _verdict(self, ended: asyncio.Task[Verdict]) -> Verdict:
+        if ended.cancelled():
+            return self._broken_off(self._stop or Stop.HAND_BACK)
+        error = ended.exception()
+        if isinstance(error, EngineDied):
+            self.engine_died = True
+            return self._broken_off(Stop.ENGINE_DIED)
+        if error is not None:
+            # A defect of ours. Its text may hold anything, so only its name is told.
+            return self._failed(JobError(code="internal", message=f"{type(error).__name__} in the worker"))
+        verdict = ended.result()
+        completed = isinstance(verdict, Settle) and isinstance(verdict.result.outcome, Completed)
+        # A stop shows in the pipeline as this or that failure; only a job that completed first outruns it.
+        return verdict if completed or self._stop is None else self._broken_off(self._stop)
+
+    # --- the pipeline -----------------------------------------------------------
+
+    async def _pipeline(self) -> Verdict:
+        try:
+            if (outcome := self._too_late()) is not None:
+                return Settle(self._result(outcome))
+            check_job(self.claim.job)
+            prepared = await self._prepare()
+            async with self._adapters.lend(self.claim.job.lora) as self._adapter:
+                await self._generate(prepared)
+            return self._judge()
+        except InvalidJob as error:
+            return self._refused("invalid_job", f"{error.field}: expected {error.expected}", error.field)
+        except JobRefused as error:
+            return self._refused(error.code, str(error), error.field)
+        except AttemptFailed as error:
+            return self._failed(JobError(code="attempt_failed", message=str(error)))
+
+    def _too_late(self) -> Outcome | None:
+        if self.claim.cancelled:
+            return Cancelled()
+        deadline = self.claim.deadline
+        return Expired() if deadline is not None and time.monotonic() >= deadline else None
+
+    async def _prepare(self) -> Prepared:
+        prepared = await self._engine.prepare(self.claim.job)
+        self._usage = Usage(prompt_tokens=len(prepared.prompt_token_ids))
+        return prepared
+
+    async def _generate(self, prepared: Prepared) -> None:
+        priority = 0 if self.claim.job.slo is SloClass.LATENCY else 1
+        self._enter()
+        stream = self._engine.generate(self._run, prepared, priority)
+        ended = False
+        try:
+            async for pieces in stream:
+                self._add(pieces)
+            ended = True
+        finally:
+            if not ended:
+                await self._abort(stream)
+            self.engine_since = None
+
+    def _judge(self) -> Verdict:
+        reasons = [answer.last.finish_reason for answer in self._answers.values()]
+        if len(reasons) != self.claim.job.sampling.n or not NATURAL_ENDS.issuperset(reasons):
+            raise AttemptFailed("the engine ended the job before its natural end")
+        lora = self._adapter
+        return Settle(
+            self._result(
+                Completed(
+                    choices=self._choices(),
+                    usage=self._used(),
+                    lora=lora.id if lora else None,
+                    lora_digest=lora.digest or None if lora else None,
+                )
+            )
+        )
+
+    # --- inside the engine ------------------------------------------------------
+
+    def _enter(self) -> None:
+        job, attempt = self.claim.job, self.claim.attempt
+        self.engine_since = time.monotonic()
+        self._started_ms = self._now_ms()
+        if attempt > 1:
+            self._emit(Restarted(job_id=job.id, attempt=attempt))
+        self._emit(Started(job_id=job.id, attempt=attempt))
+        self._entered()
+
+    def _add(self, pieces: Sequence[Piece]) -> None:
+        job = self.claim.job
+        for piece in pieces:
+            self._answers.setdefault(piece.index, Answer()).add(piece)
+            if not (piece.token_ids or piece.text):
+                continue
+            if not self._first_token_ms:
+                self._first_token(piece)
+            self._emit(
+                Tokens(
+                    job_id=job.id,
+                    attempt=self.claim.attempt,
+                    seq=self._seq,
+                    text=piece.text,
+                    token_ids=piece.token_ids,
+                    index=piece.index,
+                )
+            )
+            self._seq += 1
+
+    def _first_token(self, piece: Piece) -> None:
+        self._first_token_ms = self._now_ms()
+        self._usage = replace(self._usage, cached_tokens=piece.cached_tokens)
+        self._tell("job.first_token", seconds=(self._first_token_ms - self.claim.submitted_ms) / 1000)
+
+    async def _abort(self, stream: AsyncIterator[Sequence[Piece]]) -> None:
+        # A dead or hung engine may refuse or never answer, and what it says no longer matters.
+        with suppress(Exception):
+            async with asyncio.timeout(ABORT_S):
+                if isinstance(stream, AsyncGenerator):
+                    await stream.aclose()
+                await self._engine.abort(self._run)
+
+    # --- ways out ---------------------------------------------------------------
+
+    def _broken_off(self, why: Stop) -> Verdict:
+        match why:
+            case Stop.CANCEL:
+                return Settle(self._result(Cancelled(choices=self._choices(), usage=self._used())))
+            case Stop.DEADLINE:
+                return Settle(self._result(Expired(choices=self._choices(), usage=self._used())))
+            case Stop.LOST:
+                return Drop()
+            case Stop.HAND_BACK:
+                return HandBack()
+            case Stop.ENGINE_DIED:
+                if not self._started_ms:
+                    return HandBack()
+                return self._failed(
+                    JobError(code="engine_died", message="the engine died while it held the job")
+                )
+
+    def _refused(self, code: str, message: str, field: str | None) -> Verdict:
+        return Settle(self._result(Failed(error=JobError(code=code, message=message, field=field))))
+
+    def _failed(self, error: JobError) -> Verdict:
+        decision = after_failure(self.claim.failures + 1, self.claim.job.attempts)
+        if isinstance(decision, RetryAfter):
+            return Retry(error, decision.delay_ms)
+        return DeadLetter(self._result(Failed(error=error, choices=self._choices(), usage=self._used())))
+
+    def _result(self, outcome: Outcome) -> Result:
+        claim = self.claim
+        return Result(
+            job_id=claim.job.id,
+            outcome=outcome,
+            model=claim.job.model,
+            attempt=claim.attempt,
+            worker=self._worker,
+            timeline=Timeline(
+                submitted_ms=claim.submitted_ms,
+                claimed_ms=claim.claimed_ms,
+                started_ms=self._started_ms,
+                first_token_ms=self._first_token_ms,
+                ended_ms=self._now_ms(),
+            ),
+            metadata=claim.job.metadata,
+        )
+
+    def _choices(self) -> tuple[Choice, ...]:
+        return tuple(self._answers[index].choice() for index in sorted(self._answers))
+
+    def _used(self) -> Usage:
+        return replace(self._usage, output_tokens=sum(answer.tokens for answer in self._answers.values()))
+
+    def _tell(self, event: str, seconds: float = 0.0) -> None:
+        job = self.claim.job
+        self._telemetry.tell(
+            event,
+            job_id=job.id,
+            slo=job.slo.value,
+            bucket=job.bucket.value,
+            lora=job.lora or "",
+            seconds=seconds,
+        )

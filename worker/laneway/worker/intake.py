@@ -1,0 +1,172 @@
+"""How jobs come in: claimed when there is a seat for them, and taken over from workers that fell silent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from laneway.worker.errors import QueueUnavailable
+from laneway.worker.hands import Hands
+from laneway.worker.lease import LeaseKeeper
+from laneway.worker.link import Link, Pause
+from laneway.worker.policy.admission import plan_claim, seat_reserve
+from laneway.worker.ports import Claim, JobQueue, Unreadable
+from laneway.worker.settings import WorkerSettings
+from laneway.worker.telemetry import Telemetry
+
+POLL_S = 1.0
+"""Longest wait for the bell: how late a worker may see a job whose ring it missed."""
+RECLAIM_S = 2.0
+"""Mean pause between two looks for lapsed leases and passed back-offs; half the lease where that is less."""
+QUIET_S = 0.005
+"""Pause after a ring that brought nothing: it was for a lane from which this worker may not take now."""
+
+
+class Intake:
+    """Claims and reclaims until `close`."""
+
+    def __init__(
+        self,
+        *,
+        settings: WorkerSettings,
+        queue: JobQueue,
+        link: Link,
+        hands: Hands,
+        lease: LeaseKeeper,
+        telemetry: Telemetry,
+    ) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._link = link
+        self._hands = hands
+        self._lease = lease
+        self._telemetry = telemetry
+        self._closed = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._bell: asyncio.Task[None] | None = None
+        self._turn = 0
+        self.looked_at = time.monotonic()
+        """When the loop last went round, whether or not the server answered."""
+
+    def close(self) -> None:
+        """Claim nothing from now on."""
+        self._closed.set()
+        self._changed.set()
+
+    def room_changed(self) -> None:
+        """A seat came free: look again."""
+        self._changed.set()
+
+    # --- claim ------------------------------------------------------------------
+
+    async def claim_forever(self) -> None:
+        """Fill free seats from the lanes, latency first; wait for the bell when nothing is there."""
+        pause = Pause()
+        while not self._closed.is_set():
+            self.looked_at = time.monotonic()
+            self._changed.clear()
+            try:
+                if not await self.claim():
+                    await self._wait()
+                pause.reset()
+            except QueueUnavailable:
+                await self._sleep(pause.next())
+        if self._bell is not None:
+            self._bell.cancel()
+
+    async def claim(self) -> bool:
+        """One round over all partitions. True: there may be more where that came from, and room for it."""
+        partitions = self._settings.partitions
+        self._turn += 1
+        for step in range(partitions):
+            ledger = self._hands.ledger()
+            plan = plan_claim(
+                ledger,
+                reserve=seat_reserve(ledger.seats, self._settings.latency_share),
+                partition=(self._turn + step) % partitions,
+                turn=self._turn // partitions,
+                most=self._settings.claim_most,
+            )
+            if plan.total == 0 or self._lease.stuck or self._closed.is_set():
+                return False
+            sent_at = time.monotonic()
+            items = await self._link(self._queue.claim(plan))
+            await self._take(items, sent_at)
+            if len(items) >= plan.total:
+                return True
+        return False
+
+    async def _wait(self) -> None:
+        """Until the bell rings, room changes or a poll is due. The bell is left to others while there is no seat."""
+        waits: set[asyncio.Task[object]] = {asyncio.create_task(self._changed.wait())}
+        listening = self._hands.ledger().free > 0 and not self._lease.stuck
+        if listening:
+            if self._bell is None:
+                self._bell = asyncio.create_task(self._link(self._queue.wait(POLL_S)))
+            # Kept from one call to the next: a blocking read that is cancelled costs its connection.
+            waits.add(self._bell)
+        done, _ = await asyncio.wait(waits, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits - {self._bell}:
+            wait.cancel()
+        if self._bell in done:
+            bell, self._bell = self._bell, None
+            bell.result()
+            if not self._spare():
+                await self._sleep(QUIET_S)
+
+    def _spare(self) -> bool:
+        ledger = self._hands.ledger()
+        reserve = seat_reserve(ledger.seats, self._settings.latency_share)
+        return ledger.free > max(0, reserve - ledger.latency)
+
+    # --- reclaim ----------------------------------------------------------------
+
+    async def reclaim_forever(self) -> None:
+        """Take over what others lost, and what has waited out its back-off, whenever there is room."""
+        mean = min(self._settings.lease_s / 2, RECLAIM_S)
+        while not self._closed.is_set():
+            with suppress(QueueUnavailable):
+                await self.reclaim()
+            await self._sleep(mean * random.uniform(0.75, 1.25))  # noqa: S311 - only to keep workers apart
+
+    async def reclaim(self) -> None:
+        """One look. Raises `QueueUnavailable`."""
+        most = min(self._hands.ledger().free, self._settings.claim_most)
+        if most and not self._lease.stuck and not self._closed.is_set():
+            sent_at = time.monotonic()
+            await self._take(await self._link(self._queue.reclaim(most)), sent_at)
+
+    # --- both -------------------------------------------------------------------
+
+    async def _take(self, items: Sequence[Claim | Unreadable], sent_at: float) -> None:
+        for item in items:
+            if isinstance(item, Unreadable):
+                await self._bury(item)
+            elif self._closed.is_set():
+                self._hands.returned.append(item)
+            else:
+                self._hands.take(item, sent_at)
+
+    async def _bury(self, entry: Unreadable) -> None:
+        try:
+            await self._link(self._queue.bury(entry))
+        except QueueUnavailable:
+            return  # it stays leased, lapses and comes back
+        self._telemetry.tell(
+            "job.dead_lettered",
+            job_id=entry.job_id,
+            slo=entry.lane.slo.value,
+            bucket=entry.lane.bucket.value,
+            code="unreadable",
+            reason=entry.reason,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,125 @@
+"""Events on their way to consumers: gathered per output stream, one entry per flush, one flush at a time.
+
+The server sets the pace: while a flush is under way the next one gathers, so a slow server gets fewer, larger
+entries. What a stream may gather is bounded: beyond it token events are dropped, which the consumer sees as a gap in
+`seq` and mends with the stored result. The end of a job is never dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from laneway.schemas.events import Ended, Event, Tokens
+from laneway.schemas.ids import JobId
+from laneway.worker.errors import QueueUnavailable
+from laneway.worker.link import Link, Pause
+from laneway.worker.ports import JobQueue
+
+MOST_TOKENS = 10_000
+"""Token events that one stream may gather: some 3 MB, or the output of 256 jobs for 40 engine steps."""
+UNREAD_S = 5.0
+"""How long nothing is sent to a stream that nobody read."""
+
+
+class Publisher:
+    """Gathers events by `post` and sends them from `run`."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        link: Link,
+        is_stale: Callable[[JobId], bool] = lambda job_id: False,
+        most_tokens: int = MOST_TOKENS,
+    ) -> None:
+        """`is_stale` tells jobs that may be somebody else's by now: their events are withheld."""
+        self._queue = queue
+        self._link = link
+        self._is_stale = is_stale
+        self._most = most_tokens
+        self._gathered: dict[str, list[Event]] = {}
+        self._tokens: dict[str, int] = {}
+        self._unread: dict[str, float] = {}
+        self._filled = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self._flushed.set()
+        self.dropped = 0
+        """Token events dropped so far, because a stream had gathered too many."""
+
+    def post(self, outputs: Iterable[str], event: Event) -> None:
+        """Have `event` sent to each of `outputs`. Never waits."""
+        for output in outputs:
+            if self._is_unread(output):
+                continue
+            if isinstance(event, Tokens):
+                if self._tokens.get(output, 0) >= self._most:
+                    self.dropped += 1
+                    continue
+                self._tokens[output] = self._tokens.get(output, 0) + 1
+            self._gathered.setdefault(output, []).append(event)
+            self._flushed.clear()
+            self._filled.set()
+
+    def welcome(self, output: str) -> None:
+        """Somebody has just said that he reads `output`."""
+        self._unread.pop(output, None)
+
+    def forget(self, job_id: JobId) -> None:
+        """Drop what was gathered of a job that is not this worker's any more."""
+        for output, events in self._gathered.items():
+            self._gathered[output] = [event for event in events if event.job_id != job_id]
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        pause = Pause()
+        while True:
+            await self._filled.wait()
+            batch = self._take()
+            try:
+                unread = await self._link(self._queue.publish(batch)) if batch else set()
+                pause.reset()
+            except QueueUnavailable:
+                self._keep_ends(batch)
+                await asyncio.sleep(pause.next())
+                continue
+            for output in unread:
+                self._unread[output] = time.monotonic()
+            if not self._filled.is_set():
+                self._flushed.set()
+
+    async def flush(self, timeout: float) -> None:
+        """Return when everything is sent, at the latest after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._flushed.wait()
+        except TimeoutError:
+            return
+
+    def _take(self) -> dict[str, list[Event]]:
+        self._filled.clear()
+        batch = {
+            output: [
+                event for event in events if isinstance(event, Ended) or not self._is_stale(event.job_id)
+            ]
+            for output, events in self._gathered.items()
+        }
+        self._gathered = {}
+        self._tokens = {}
+        return {output: events for output, events in batch.items() if events}
+
+    def _keep_ends(self, batch: dict[str, list[Event]]) -> None:
+        # The reply may have been lost after the server did it: tokens sent twice would be wrong, an end is not.
+        for output, events in batch.items():
+            ends: list[Event] = [event for event in events if isinstance(event, Ended)]
+            self._gathered[output] = ends + self._gathered.get(output, [])
+        self._filled.set()
+
+    def _is_unread(self, output: str) -> bool:
+        since = self._unread.get(output)
+        if since is None:
+            return False
+        if time.monotonic() - since < UNREAD_S:
+            return True
+        del self._unread[output]
+        return False
