@@ -1,0 +1,52 @@
+"""What every engine refuses before a job touches it: numbers that only the loaded model knows the bounds of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from laneway.schemas.job import Job, TokenIds
+from laneway.worker.errors import JobRefused
+from laneway.worker.ports import EngineInfo
+
+
+def check_token_ids(job: Job, vocabulary: int) -> None:
+    """Every token id that the job names is below `vocabulary`. One that is not can end or corrupt other jobs.
+
+    Raises:
+        JobRefused: `token_out_of_range`, naming the field.
+    """
+    sampling = job.sampling
+    if isinstance(job.payload, TokenIds):
+        _check("prompt_token_ids", job.payload.ids, vocabulary)
+    _check("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary)
+    _check("sampling.logit_bias", sampling.logit_bias or (), vocabulary)
+    _check("sampling.allowed_token_ids", sampling.allowed_token_ids or (), vocabulary)
+
+
+def _check(field: str, ids: Iterable[int], vocabulary: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise JobRefused(
+                "token_out_of_range",
+                f"{field}: expected token ids in [0, {vocabulary - 1}], got {token}",
+                field,
+            )
+
+
+def fit_tokens(prompt: int, wanted: int | None, info: EngineInfo) -> int:
+    """Output tokens that a prompt of `prompt` tokens leaves room for, at most `wanted`.
+
+    Raises:
+        JobRefused: `empty_prompt`, or `prompt_too_long` for the context or the whole KV cache.
+    """
+    if prompt < 1:
+        raise JobRefused("empty_prompt", "prompt: expected at least one token, got none", "prompt")
+    most = min(info.context_tokens, info.kv_tokens)
+    if prompt >= most:
+        what = "context" if info.context_tokens <= info.kv_tokens else "KV cache"
+        raise JobRefused(
+            "prompt_too_long",
+            f"prompt: expected at most {most - 1} tokens (the model's {what} holds {most}), got {prompt}",
+            "prompt",
+        )
+    return most - prompt if wanted is None else min(wanted, most - prompt)
