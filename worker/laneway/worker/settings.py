@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -100,16 +99,12 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
 
 def mask_url(url: str) -> str:
     """`url` with its password, and a password among its parameters, replaced by `***`."""
-    if "@" not in url and "?" not in url:
-        return url
-    parts = urlsplit(url)
-    where = parts.netloc
-    if "@" in where:
-        login, _, host = where.rpartition("@")
-        user, colon, _ = login.partition(":")
-        where = f"{user}:***@{host}" if colon else f"***@{host}"
-    query = re.sub(r"(?i)(password|token|secret)=[^&]*", r"\1=***", parts.query)
-    return urlunsplit(parts._replace(netloc=where, query=query))
+    hidden = re.sub(
+        r"://(?:([^:@/]*):)?.*@",
+        lambda login: f"://{login[1]}:***@" if login[1] is not None else "://***@",
+        url,
+    )
+    return re.sub(r"(?i)\b(password|token|secret)=[^&]*", r"\1=***", hidden)
 
 
 def option_docs() -> dict[str, str]:
@@ -209,9 +204,10 @@ def _from_toml(path: Path, source: str) -> dict[str, Given]:
     for name, value in table.items():
         if name in TABLES and isinstance(value, dict):
             for inner, item in value.items():
-                given[name if inner == "kind" else f"{name}.{inner}"] = Given(item, f"{path}: {name}.{inner}")
+                option = name if inner == "kind" else _option_name(f"{name}.{inner}")
+                given[option] = Given(item, f"{path}: {name}.{inner}")
         else:
-            given[name] = Given(value, f"{path}: {name}")
+            given[_option_name(name)] = Given(value, f"{path}: {name}")
     return given
 
 

@@ -119,7 +119,7 @@ class FakeEngine:
         mine = self._runs[run] = FakeRun(prepared, self._adapter_of(prepared.job), priority, self._order)
         self._work.set()
         try:
-            while not mine.over:
+            while not (mine.over and mine.out.empty()):
                 item = await mine.out.get()
                 if isinstance(item, Exception):
                     raise item
