@@ -22,5 +22,3 @@ class Command(Struct, frozen=True):
     takes_more: bool = False
     """Words that `configure` does not know, such as `--engine.max-num-seqs 256`, are handed to `run` as the list
     `more` of the namespace. Otherwise they are refused."""
-    takes_more: bool = False
-    """Arguments that `configure` does not know are passed on as the list `more`; without it they are refused."""

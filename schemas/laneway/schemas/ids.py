@@ -36,7 +36,7 @@ def parse_job_id(job_id: str) -> tuple[str, int]:
     Raises:
         InvalidJob: `job_id` is not the id of a job.
     """
-    match = _JOB_ID.fullmatch(job_id)
+    match = _JOB_ID.fullmatch(job_id) if isinstance(job_id, str) else None
     if match is None:
         raise InvalidJob("job id", "an id returned by submit, such as 1f0a9c3e-000-0199...", job_id)
     return match["queue"], int(match["partition"], 16)

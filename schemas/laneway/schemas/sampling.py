@@ -73,6 +73,31 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
     structured_outputs: StructuredOutput | None = None
 
 
+NOT_OFFERED = {
+    "detokenize": "an answer without text could not be streamed or stored as one",
+    "extra_args": "goes to plugins unchecked",
+    "flat_logprobs": "a form of output, the worker's to choose",
+    "logprob_token_ids": "reads any number of rows of every step's logits",
+    "output_kind": "a form of output, the worker's to choose",
+    "output_text_buffer_length": "the engine computes it",
+    "prompt_logprob_start": "unknown to the oldest engine that is supported",
+    "prompt_logprob_token_ids": "unknown to the oldest engine that is supported",
+    "repetition_detection": "ends an answer with a reason that is neither a stop nor a length",
+    "routed_experts_prompt_start": "a probe for the training of experts",
+    "skip_clone": "a promise about the caller's own code",
+    "skip_reading_prefix_cache": "the worker's to choose: it changes the cost, not the answer",
+    "stream_interval": "a form of output, the worker's to choose",
+    "thinking_token_budget": "needs a reasoning parser, which the worker does not configure",
+    "trace_decode_token_ids": "replays an answer instead of drawing one",
+    "watermarking": "unknown to the oldest engine that is supported",
+    "structured_outputs.disable_additional_properties": "write it into the schema",
+    "structured_outputs.disable_any_whitespace": "a setting of the engine as a whole",
+    "structured_outputs.structural_tag": "its nesting has no bound that can be checked before the engine",
+    "structured_outputs.whitespace_pattern": "understood by one grammar back-end only",
+}
+"""Fields of vLLM's `SamplingParams` that a job cannot set, and why."""
+
+
 def check_sampling(sampling: Sampling) -> None:
     """Refuse what the engine would die of or silently misread.
 

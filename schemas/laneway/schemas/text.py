@@ -14,7 +14,12 @@ def check_text(field: str, text: str, *, most_bytes: int) -> int:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidJob(field, "text that UTF-8 can encode", text[error.start : error.end]) from None
+        raise InvalidJob(
+            field,
+            f"text that UTF-8 can encode (character {error.start} is half of a pair)",
+            text,
+            private=True,
+        ) from None
     if size > most_bytes:
         raise InvalidJob(field, f"at most {most_bytes} bytes of UTF-8", text)
     if "\0" in text:
