@@ -122,10 +122,12 @@ def test_modules_and_public_names_say_what_they_are() -> None:
         tree = ast.parse(path.read_text())
         if tree.body and not ast.get_docstring(tree):
             found.append(name(path))
-        for node in tree.body:
-            named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            if named and not node.name.startswith("_") and not ast.get_docstring(node):
-                found.append(f"{name(path)}:{node.lineno} {node.name}")
+        found += [
+            f"{name(path)}:{node.lineno} {node.name}"
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            if not node.name.startswith("_") and not ast.get_docstring(node)
+        ]
     assert found == []
 
 
