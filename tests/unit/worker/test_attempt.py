@@ -33,6 +33,7 @@ class Bench:
         self.events: list[Event] = []
         self.facts: list[Fact] = []
         self.entered = 0
+        self.said = asyncio.Event()
         self.shelf = AdapterShelf(
             {SQL: Adapter(id=SQL, path="/models/sql", digest="d1")}, lambda: 1, engine.load_adapter
         )
@@ -46,10 +47,14 @@ class Bench:
             adapters=self.shelf,
             worker=WorkerId("w"),
             now_ms=lambda: 2000,
-            emit=self.events.append,
+            emit=self._hear,
             entered=self._count,
             telemetry=Telemetry(self.facts.append),
         )
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        self.said.set()
 
     def _count(self) -> None:
         self.entered += 1
@@ -58,7 +63,8 @@ class Bench:
         """A running attempt that has brought some tokens."""
         task = asyncio.create_task(attempt.run())
         while sum(isinstance(event, Tokens) for event in self.events) < tokens:
-            await asyncio.sleep(0)
+            self.said.clear()
+            await self.said.wait()
         return task
 
 

@@ -74,9 +74,10 @@ def test_depths_are_those_of_this_moment_or_none() -> None:
     metrics = Metrics()
     lane = lanes(0)[0]
     name = 'laneway_lane_waiting{bucket="short",slo="latency"}'
-    now = NOW._replace(depths=[Depth(lane, 7, 2), Depth(lanes(1)[0], 1, 0)])
+    now = NOW._replace(depths=[Depth(lane, 7, 2, 4000), Depth(lanes(1)[0], 1, 0, 8000)])
     assert values(metrics, now)[name] == 8
     assert values(metrics, now)[name] == 8
+    assert values(metrics, now)['laneway_lane_oldest_seconds{bucket="short",slo="latency"}'] == 6
     assert name not in values(metrics, NOW)
 
 

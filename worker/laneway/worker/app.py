@@ -184,6 +184,7 @@ def pages(service: Service, metrics: Metrics, queue: JobQueue, engine: Engine) -
             phase=service.phase,
             up=service.link.up,
             depths=await _depths(queue) if up else None,
+            now_ms=queue.now_ms() if up else 0,
             seats=ledger.seats if ledger else 0,
             seats_taken=ledger.latency + ledger.throughput if ledger else 0,
             jobs=len(service.hands),

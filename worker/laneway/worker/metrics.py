@@ -34,6 +34,8 @@ class Measures(NamedTuple):
     """Whether the server answers."""
     depths: Iterable[Depth] | None
     """None: the server did not tell."""
+    now_ms: int
+    """By the server's clock."""
     seats: int
     seats_taken: int
     jobs: int
@@ -73,6 +75,9 @@ class Metrics:
         self._jobs = self._gauge("jobs_in_hand", "Jobs under a lease of this worker.", ())
         self._waiting = self._gauge("lane_waiting", "Jobs waiting in a lane, over all partitions.", lane)
         self._pending = self._gauge("lane_pending", "Jobs of a lane in hand of any worker.", lane)
+        self._oldest = self._gauge(
+            "lane_oldest_seconds", "Age of the job that waits longest in a lane.", lane
+        )
         self._running = self._gauge("engine_running", "Sequences running in the engine.", ())
         self._queued = self._gauge("engine_waiting", "Sequences waiting in the engine.", ())
         self._kv = self._gauge("engine_kv_usage", "Share of KV blocks in use.", ())
@@ -128,17 +133,22 @@ class Metrics:
         for name, gauge in self._engine.items():
             gauge.set(getattr(now.engine, name))
         self._dropped.set(now.events_dropped)
-        self._set_depths(now.depths)
+        self._set_depths(now)
         return generate_latest(self.registry)
 
-    def _set_depths(self, depths: Iterable[Depth] | None) -> None:
+    def _set_depths(self, now: Measures) -> None:
         # An old depth is worse than none: it looks like news.
-        self._waiting.clear()
-        self._pending.clear()
-        for depth in depths or ():
+        for series in (self._waiting, self._pending, self._oldest):
+            series.clear()
+        ages: dict[tuple[str, str], float] = {}
+        for depth in now.depths or ():
             lane = (depth.lane.slo.value, depth.lane.bucket.value)
             self._waiting.labels(*lane).inc(depth.waiting)
             self._pending.labels(*lane).inc(depth.pending)
+            age = (now.now_ms - depth.oldest_ms) / 1000 if depth.oldest_ms else 0.0
+            ages[lane] = max(ages.get(lane, 0.0), age)
+        for lane, age in ages.items():
+            self._oldest.labels(*lane).set(age)
 
     def _start_at_zero(self) -> None:
         self._by_class = {

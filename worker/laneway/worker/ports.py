@@ -75,6 +75,8 @@ class Depth(Struct, frozen=True):
     lane: Lane
     waiting: int
     pending: int
+    oldest_ms: int = 0
+    """When the job that waits longest was accepted, by Redis' clock; 0: none waits, or it is not known."""
 
 
 class JobQueue(Protocol):
