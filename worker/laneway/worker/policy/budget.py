@@ -1,0 +1,89 @@
+"""How many tokens one engine step may compute, so that whoever reads along keeps getting a token in time.
+
+Decodes cost a token each and always run; what is left of the time between two tokens is filled with prompts. With
+nobody reading along the step is as large as the engine takes: large steps are a few per cent cheaper per token.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from laneway.worker.policy.cost import CostModel
+
+ALIGN = 128
+"""Prompt tokens per tile: GPU matrix kernels work in tiles of 128 rows, part of a tile costs a whole one."""
+FLOOR = 128
+"""Fewest prompt tokens of a step: below one tile prompts stop moving and seats never turn over."""
+FIXED_RANGE = (128, 8192)
+"""Accepted values of a fixed budget, in tokens: under 128 see `FLOOR`; above 8,192 vLLM's own docs see no more
+throughput, and a step takes a third of a second on an H200 with a 7B."""
+MARGIN = 0.10
+"""Share of the TPOT target left unused, for what the model does not see (sampling, streaming, its own error)."""
+MIN_CHUNK = 64
+"""Fewest tokens of one throughput prompt per step: half a tile, so that no prompt stands still for ever."""
+
+
+class BudgetRule(Struct, frozen=True, kw_only=True):
+    """How the budget is chosen. Tokens and seconds."""
+
+    most: int
+    """The engine's own limit: `max_num_batched_tokens`."""
+    tpot_s: float = 0.05
+    """Time between two tokens that latency jobs are promised when they name none: 20 tokens a second, four times
+    as fast as people read."""
+    floor: int = FLOOR
+    margin: float = MARGIN
+    fixed: int | None = None
+    """Always this many tokens while somebody reads along: the model is not asked."""
+
+
+class StepBudget(Struct, frozen=True):
+    """What the next step may compute."""
+
+    tokens: int
+    """All tokens of the step, the decodes included."""
+    feasible: bool = True
+    """Whether the target can be met at all with these decodes. If not, no throughput prompt should be added."""
+
+
+def check_fixed(tokens: int) -> int:
+    """`tokens` when it can be a fixed budget.
+
+    Raises:
+        ValueError: outside `FIXED_RANGE`.
+    """
+    low, high = FIXED_RANGE
+    if not low <= tokens <= high:
+        raise ValueError(f"budget: expected {low} to {high} tokens, got {tokens}")
+    return tokens
+
+
+def step_budget(
+    model: CostModel, rule: BudgetRule, *, decodes: int, kv: int, reading: bool, tpot_s: float | None = None
+) -> StepBudget:
+    """The budget of a step beside `decodes` sequences with `kv` tokens of context.
+
+    Args:
+        reading: a latency job is in the engine, or one is expected within the step.
+        tpot_s: the tightest target among them; None: the rule's own.
+    """
+    if not reading:
+        return StepBudget(rule.most)
+    if rule.fixed is not None:
+        return StepBudget(min(rule.most, max(rule.fixed, decodes)))
+    seconds = (rule.tpot_s if tpot_s is None else tpot_s) * (1 - rule.margin)
+    room = model.prefill_room(seconds, decodes, kv)
+    prompt = max(rule.floor, math.floor(room / ALIGN) * ALIGN)
+    return StepBudget(min(rule.most, prompt + decodes), feasible=room >= rule.floor)
+
+
+def long_prefill_cap(budget: int, *, decodes: int, latency_prefill: int, prompts: int) -> int:
+    """Most tokens of *one* throughput prompt in a step, so that the latency prompts' tokens are left for them.
+
+    0 means no cap (vLLM's `long_prefill_token_threshold`): no latency prompt waits, or no throughput prompt runs.
+    """
+    if latency_prefill == 0 or prompts == 0:
+        return 0
+    return max(MIN_CHUNK, (budget - decodes - latency_prefill) // prompts)
