@@ -13,6 +13,7 @@ NOW = Measures(
     phase="ready",
     up=True,
     depths=None,
+    now_ms=10_000,
     seats=16,
     seats_taken=3,
     jobs=2,

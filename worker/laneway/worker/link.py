@@ -29,6 +29,7 @@ class Link:
 
     async def __call__(self, call: Awaitable[T]) -> T:
         """The answer to `call`. Raises what it raises; `QueueUnavailable` is noted."""
+        asked_at = time.monotonic()
         try:
             answer = await call
         except QueueUnavailable as error:
@@ -36,7 +37,8 @@ class Link:
                 self._lost_at = time.monotonic()
                 self._telemetry.tell("queue.unavailable", reason=str(error))
             raise
-        if self._lost_at is not None:
+        # An answer to what was asked before the server went away is no news of its return.
+        if self._lost_at is not None and asked_at > self._lost_at:
             self._telemetry.tell("queue.recovered", seconds=time.monotonic() - self._lost_at)
             self._lost_at = None
         return answer

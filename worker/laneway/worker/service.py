@@ -271,7 +271,7 @@ class Service:
         self.intake.close()
         self._ending(ENDING_S)
         if engine_lost:
-            self._telemetry.tell("engine.died", jobs=len(self.hands))
+            self._telemetry.tell("engine.died")
         await asyncio.wait(intake, timeout=LET_GO_S)
         self.hands.stop_all(Stop.ENGINE_DIED if engine_lost else Stop.HAND_BACK)
         await self.hands.let_go(LET_GO_S)
