@@ -39,7 +39,7 @@ def fields_of(field: str, value: object) -> dict[str, Any]:
 
 def number(value: Any) -> Any:
     """`value`, a number of another library (such as numpy) being made Python's own. Booleans stay what they are."""
-    if isinstance(value, int | float | str):
+    if type(value) in (int, float, str, bool):
         return value
     if isinstance(value, Integral):
         return int(value)
