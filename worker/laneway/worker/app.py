@@ -8,14 +8,14 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import uvloop
 
-from laneway.schemas.errors import LanewayError, nearest
+from laneway.schemas.errors import LanewayError
 from laneway.schemas.ids import AdapterId, WorkerId, new_worker_id
 from laneway.worker import logs
+from laneway.worker.engine.create import create_engine
 from laneway.worker.errors import (
     EngineDied,
     EngineStartFailed,
@@ -46,8 +46,6 @@ EXIT_CODES = {
     EXIT_NO_START: "the engine did not come up",
     Watchdog.EXIT: "the end took too long: the process ended itself by force",
 }
-
-T = TypeVar("T")
 
 DEPTHS_S = 2.0
 """Patience with the server at a scrape."""
@@ -89,7 +87,7 @@ async def _serve(settings: WorkerSettings, worker: WorkerId, logger: Any) -> int
     metrics = Metrics()
     telemetry = Telemetry(logs.listener(logger, worker), metrics.listen)
     queue = build_queue(settings, worker)
-    engine = build_engine(settings)
+    engine = create_engine(settings)
     with Watchdog() as watchdog:
         service = Service(
             settings=settings,
@@ -130,28 +128,6 @@ def _exit_code(error: LanewayError) -> int:
 def build_queue(settings: WorkerSettings, worker: WorkerId) -> JobQueue:
     """The queue that `redis_url` names."""
     raise NotImplementedError
-
-
-def build_engine(settings: WorkerSettings) -> Engine:
-    """The engine that `engine` names. Only here, and only where it is wanted, is vLLM imported."""
-    if settings.engine == "fake":
-        from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
-
-        return FakeEngine(_convert_args(settings.engine_args, FakeEngineSettings))
-    raise NotImplementedError
-
-
-def _convert_args(args: Mapping[str, Any], kind: type[T]) -> T:
-    known: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
-    for name, value in args.items():
-        if name not in known:
-            raise SettingsError(
-                f"engine.{name}: expected a known option{nearest(name, known)}, got {value!r}"
-            )
-    try:
-        return msgspec.convert(args, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"engine: {error}") from None
 
 
 def find_adapters(settings: WorkerSettings) -> dict[AdapterId, Adapter]:

@@ -48,7 +48,12 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        lane, slo = ("slo", "bucket"), ("slo",)
+        self._count_jobs(("slo", "bucket"), ("slo",))
+        self._measure_worker(("slo", "bucket"))
+        self._measure_engine()
+        self._start_at_zero()
+
+    def _count_jobs(self, lane: tuple[str, ...], slo: tuple[str, ...]) -> None:
         self._claimed = self._counter("jobs_claimed", "Jobs taken in hand.", lane)
         self._settled = self._counter("jobs_settled", "Jobs whose outcome was stored.", (*lane, "outcome"))
         self._fenced = self._counter("jobs_fenced", "Outcomes refused: somebody else had the job.", slo)
@@ -68,6 +73,8 @@ class Metrics:
         self._tpot = self._histogram(
             "time_per_output_token_seconds", "Per token after the first.", slo, _TOKEN_S
         )
+
+    def _measure_worker(self, lane: tuple[str, ...]) -> None:
         self._phase = self._gauge("worker_phase", "1 for the phase that the worker is in.", ("phase",))
         self._up = self._gauge("queue_up", "Whether the server answers.", ())
         self._seats = self._gauge("seats", "Sequences that the engine runs at once.", ())
@@ -78,6 +85,9 @@ class Metrics:
         self._oldest = self._gauge(
             "lane_oldest_seconds", "Age of the job that waits longest in a lane.", lane
         )
+        self._dropped = self._gauge("token_events_dropped", "Token events dropped for slow streams.", ())
+
+    def _measure_engine(self) -> None:
         self._running = self._gauge("engine_running", "Sequences running in the engine.", ())
         self._queued = self._gauge("engine_waiting", "Sequences waiting in the engine.", ())
         self._kv = self._gauge("engine_kv_usage", "Share of KV blocks in use.", ())
@@ -88,8 +98,6 @@ class Metrics:
             "prefix_queries": self._gauge("engine_prefix_queries", "Prompt tokens looked up so far.", ()),
             "prefix_hits": self._gauge("engine_prefix_hits", "Prompt tokens found so far.", ()),
         }
-        self._dropped = self._gauge("token_events_dropped", "Token events dropped for slow streams.", ())
-        self._start_at_zero()
 
     def listen(self, fact: Fact) -> None:
         """Count a fact."""

@@ -59,6 +59,10 @@ class Service:
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self._phase_since = time.monotonic()
+        self._build(adapters)
+
+    def _build(self, adapters: Mapping[AdapterId, Adapter]) -> None:
+        queue, engine, settings, telemetry = self._queue, self._engine, self.settings, self._telemetry
         self.link = Link(telemetry)
         self.adapters = AdapterShelf(adapters, lambda: engine.info.max_loras, engine.load_adapter)
         self.publisher = Publisher(queue, self.link, lambda job_id: self.lease.is_stale(job_id))
@@ -78,7 +82,7 @@ class Service:
             lease=self.lease,
             adapters=self.adapters,
             telemetry=telemetry,
-            worker=worker,
+            worker=self.worker,
             changed=lambda: self.intake.room_changed(),
         )
         self.intake = Intake(
