@@ -1,0 +1,41 @@
+-- Accept a job once. Safe to repeat with the same job id: the second time changes nothing.
+--
+-- KEYS  1 lane  2 job record  3 body  4 bell  5 load  6 idempotency key (optional)
+-- ARGV  1 job id  2 encoded job  3 '1': the job lies beside the lane  4 lane name  5 record TTL ms
+--       6 idempotency TTL ms  7 most jobs in the lane  8 most tokens in the lane (0: no bound)  9 tokens of the job
+--       10 output stream ('' for none)
+-- Reply {'NEW' | 'KNOWN' | 'FULL', job id, submitted ms, jobs in the lane}
+--       KNOWN: the idempotency key belongs to that earlier job. FULL: nothing was changed.
+local id, lane = ARGV[1], KEYS[1]
+local submitted = redis.call('HGET', KEYS[2], 'submitted')
+if submitted then return {'NEW', id, tonumber(submitted), redis.call('XLEN', lane)} end
+if KEYS[6] then
+  local known = redis.call('GET', KEYS[6])
+  if known and known ~= id then return {'KNOWN', known, 0, redis.call('XLEN', lane)} end
+end
+local waiting = redis.call('XLEN', lane)
+local most_tokens, tokens = tonumber(ARGV[8]), tonumber(ARGV[9])
+if waiting >= tonumber(ARGV[7]) then return {'FULL', id, 0, waiting} end
+if most_tokens > 0 and waiting > 0 then
+  local load = tonumber(redis.call('HGET', KEYS[5], ARGV[4]) or '0')
+  if load + tokens > most_tokens then return {'FULL', id, 0, waiting} end
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if KEYS[6] then redis.call('SET', KEYS[6], id, 'PX', ARGV[6]) end
+local entry
+if ARGV[3] == '1' then
+  redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[5])
+  entry = redis.call('XADD', lane, '*', 'j', id, 't', now)
+else
+  entry = redis.call('XADD', lane, '*', 'j', id, 't', now, 'd', ARGV[2])
+end
+redis.call('HSET', KEYS[2], 'state', 'queued', 'lane', ARGV[4], 'entry', entry, 'submitted', now,
+  'outputs', ARGV[10], 'tokens', ARGV[9])
+redis.call('PEXPIRE', KEYS[2], ARGV[5])
+redis.call('HINCRBY', KEYS[5], ARGV[4], ARGV[9])
+-- A few elements are enough: each wakes one waiting worker, and a worker that wakes takes all it has room for.
+if redis.call('LPUSH', KEYS[4], 1) > 32 then redis.call('LTRIM', KEYS[4], 0, 31) end
+redis.call('PEXPIRE', KEYS[4], 60000)
+return {'NEW', id, now, waiting + 1}

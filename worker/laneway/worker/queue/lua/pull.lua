@@ -1,0 +1,79 @@
+-- Take waiting jobs, an exact total over several lanes (COUNT is per stream), each under a new lease.
+--
+-- KEYS  1 held  2.. lanes, stage by stage
+-- ARGV  1 group  2 consumer  3 hash tag  4 total  5 record TTL ms  6 stages, then for each: lanes, cap
+-- Reply {now ms, 1 if a lane or its group is missing, then per job
+--       {index of its lane from 0, entry, fields, attempt, failures, outputs, cancelled, losses}}
+local group, me, tag, room, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local reply, missing = {now, 0}, 0
+
+-- Back-offs that have passed: their entries wait with the consumer `held`, and go to the front with `returned`.
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 64)) do
+  local lane, entry = string.match(member, '^(.-)|(.+)$')
+  redis.pcall('XCLAIM', tag .. ':lane:' .. lane, group, 'returned', 0, entry, 'JUSTID')
+  redis.call('ZREM', KEYS[1], member)
+end
+
+local function take(index, lane, items)
+  local taken = 0
+  for _, item in ipairs(items) do
+    local entry, fields = item[1], item[2]
+    local id
+    for i = 1, #(fields or {}), 2 do if fields[i] == 'j' then id = fields[i + 1] end end
+    if not id then
+      taken = taken + 1
+      reply[#reply + 1] = {index, entry, fields, 0, 0, '', 0, 0}
+    elseif redis.call('EXISTS', tag .. ':result:' .. id) == 1 then
+      -- Ended already: a group made anew at 0 after a flush or failover delivers finished jobs again.
+      redis.call('XACK', lane, group, entry)
+      redis.call('XDEL', lane, entry)
+      redis.call('DEL', tag .. ':body:' .. id)
+    else
+      taken = taken + 1
+      local record = tag .. ':job:' .. id
+      local attempt = redis.call('HINCRBY', record, 'attempt', 1)
+      redis.call('HSET', record, 'state', 'claimed', 'owner', me, 'claimed', now, 'entry', entry)
+      redis.call('PEXPIRE', record, ttl)
+      local more = redis.call('HMGET', record, 'failures', 'outputs', 'losses')
+      reply[#reply + 1] = {index, entry, fields, attempt, tonumber(more[1] or '0'), more[2] or '',
+        redis.call('EXISTS', tag .. ':cancel:' .. id), tonumber(more[3] or '0')}
+    end
+  end
+  return taken
+end
+
+local function drain(index, lane, want)
+  local got = 0
+  local back = redis.pcall('XPENDING', lane, group, '-', '+', want, 'returned')
+  if back.err then return 0, true end
+  if #back > 0 then
+    local claim = {'XCLAIM', lane, group, me, 0}
+    for _, p in ipairs(back) do claim[#claim + 1] = p[1] end
+    got = take(index, lane, redis.call(unpack(claim)))
+  end
+  if got < want then
+    local read = redis.pcall('XREADGROUP', 'GROUP', group, me, 'COUNT', want - got, 'STREAMS', lane, '>')
+    if read and read.err then return got, true end
+    if read and read[1] then got = got + take(index, lane, read[1][2]) end
+  end
+  return got, false
+end
+
+local key, arg = 2, 7
+for _ = 1, tonumber(ARGV[6]) do
+  local lanes, cap = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
+  arg = arg + 2
+  for _ = 1, lanes do
+    local want = math.min(room, cap)
+    if want > 0 then
+      local got, absent = drain(key - 2, KEYS[key], want)
+      room, cap = room - got, cap - got
+      if absent then missing = 1 end
+    end
+    key = key + 1
+  end
+end
+reply[2] = missing
+return reply

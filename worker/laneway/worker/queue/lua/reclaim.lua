@@ -1,0 +1,51 @@
+-- Offer jobs again whose lease has lapsed: their entries go to the consumer `returned`, at the front of their lane.
+-- Needs no lock: moving an entry resets its idle time, so a second worker does not see it.
+--
+-- KEYS  1 bell  2 held  3.. lanes
+-- ARGV  1 group  2 hash tag  3 lease ms  4 most per lane  5 age ms at which a held entry counts as forgotten
+--       6.. lane name and cursor (an entry id, exclusive; '-' to begin) for each lane
+-- Reply {jobs moved, 1 if a lane is missing, next cursor of each lane}
+local group, tag, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local reply, moved, missing = {0, 0}, 0, 0
+for k = 3, #KEYS do
+  local lane, name, cursor = KEYS[k], ARGV[6 + 2 * (k - 3)], ARGV[7 + 2 * (k - 3)]
+  local from = cursor == '-' and '-' or '(' .. cursor
+  local lapsed = redis.pcall('XPENDING', lane, group, 'IDLE', lease, from, '+', ARGV[4])
+  local last = '-'
+  if lapsed.err then
+    missing = 1
+  else
+    for _, p in ipairs(lapsed) do
+      local entry, owner, idle = p[1], p[2], p[3]
+      local forgotten = owner == 'held' and idle > tonumber(ARGV[5])
+        and not redis.call('ZSCORE', KEYS[2], name .. '|' .. entry)
+      if forgotten or (owner ~= 'held' and owner ~= 'returned' and owner ~= 'suspects') then
+        local found = redis.call('XRANGE', lane, entry, entry)[1]
+        if not found then
+          redis.call('XACK', lane, group, entry)
+        else
+          redis.call('XCLAIM', lane, group, 'returned', 0, entry, 'JUSTID')
+          for i = 1, #found[2], 2 do
+            if found[2][i] == 'j' then
+              local record = tag .. ':job:' .. found[2][i + 1]
+              if redis.call('EXISTS', record) == 1 then
+                redis.call('HINCRBY', record, 'losses', 1)
+                redis.call('HSET', record, 'state', 'queued', 'owner', '')
+              end
+            end
+          end
+          if moved < 32 then redis.call('LPUSH', KEYS[1], 1) end
+          moved = moved + 1
+        end
+      end
+    end
+    if #lapsed == tonumber(ARGV[4]) then last = lapsed[#lapsed][1] end
+  end
+  reply[#reply + 1] = last
+end
+if moved > 0 then
+  redis.call('LTRIM', KEYS[1], 0, 31)
+  redis.call('PEXPIRE', KEYS[1], 60000)
+end
+reply[1], reply[2] = moved, missing
+return reply

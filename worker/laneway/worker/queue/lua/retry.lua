@@ -1,0 +1,18 @@
+-- Count a failed attempt and offer the job again after a back-off: meanwhile its entry waits with the consumer `held`.
+--
+-- KEYS  1 lane  2 job record  3 held
+-- ARGV  1 group  2 consumer  3 entry  4 attempt  5 delay ms  6 error code  7 lane name
+-- Reply 1, or 0 when another attempt owns the job
+local attempt = redis.call('HGET', KEYS[2], 'attempt')
+if attempt and attempt ~= ARGV[4] then return 0 end
+local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)
+if pending.err or not pending[1] or pending[1][2] ~= ARGV[2] then return 0 end
+local time = redis.call('TIME')
+local due = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[5])
+redis.call('ZADD', KEYS[3], due, ARGV[7] .. '|' .. ARGV[3])
+redis.call('XCLAIM', KEYS[1], ARGV[1], 'held', 0, ARGV[3], 'JUSTID')
+if attempt then
+  redis.call('HINCRBY', KEYS[2], 'failures', 1)
+  redis.call('HSET', KEYS[2], 'state', 'retrying', 'error', ARGV[6], 'owner', '')
+end
+return 1
