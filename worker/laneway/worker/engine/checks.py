@@ -9,15 +9,16 @@ from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo
 
 
-def check_token_ids(job: Job, vocabulary: int) -> None:
-    """Every token id that the job names is below `vocabulary`. One that is not can end or corrupt other jobs.
+def check_token_ids(job: Job, prompt: Iterable[int], vocabulary: int) -> None:
+    """Every token id of the prompt and of the job's lists is below `vocabulary`, the rows of the model's embedding.
+
+    One that is not ends the engine, or spoils the answers of other jobs.
 
     Raises:
         JobRefused: `token_out_of_range`, naming the field.
     """
     sampling = job.sampling
-    if isinstance(job.payload, TokenIds):
-        _check("prompt_token_ids", job.payload.ids, vocabulary)
+    _check("prompt_token_ids" if isinstance(job.payload, TokenIds) else "prompt", prompt, vocabulary)
     _check("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary)
     _check("sampling.logit_bias", sampling.logit_bias or (), vocabulary)
     _check("sampling.allowed_token_ids", sampling.allowed_token_ids or (), vocabulary)

@@ -14,7 +14,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 def prepare(job: Job, info: EngineInfo, answer_tokens: int) -> Prepared:
     """The job, checked and tokenised. Raises `JobRefused`."""
     ids = _token_ids(job.payload, info.vocabulary)
-    check_token_ids(job, info.vocabulary)
+    check_token_ids(job, ids, info.vocabulary)
     if job.lora is not None and not info.max_loras:
         raise JobRefused("adapters_off", "lora: this engine runs without adapters", "lora")
     room = fit_tokens(len(ids), job.sampling.max_tokens, info)

@@ -1,0 +1,113 @@
+"""From the worker's settings to vLLM's. Everything that decides how the engine schedules is said explicitly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from laneway.schemas.errors import nearest, shown
+from laneway.worker.engine.adapter_files import adapter_rank
+from laneway.worker.errors import SettingsError
+from laneway.worker.settings import WorkerSettings
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM takes as `max_lora_rank`, but for 1."""
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Without the dump of all jobs, prompts' settings included, that vLLM writes when it dies.
+    "VLLM_LOGGING_CONFIG_PATH": str(Path(__file__).with_name("vllm_logging.json")),
+    # A forked engine would hold the worker's sockets open after the worker's end.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class VllmSettings(Struct, frozen=True, kw_only=True):
+    """What the vLLM engine is made of."""
+
+    model: str
+    """`demo`, a folder or a Hugging Face id."""
+    max_loras: int = 0
+    adapters: tuple[str, ...] = ()
+    """Folders of the adapters known at start: the largest rank among them decides `max_lora_rank`."""
+    args: dict[str, Any] = {}
+    """Arguments of vLLM's `AsyncEngineArgs`; they win over everything that is chosen here."""
+
+
+def vllm_settings(settings: WorkerSettings) -> VllmSettings:
+    """The engine's part of a worker's settings."""
+    return VllmSettings(
+        model=settings.model,
+        max_loras=settings.max_loras or min(8, len(settings.adapters)),
+        adapters=tuple(settings.adapters.values()),
+        args=dict(settings.engine_args),
+    )
+
+
+def set_environment() -> None:
+    """Set what vLLM reads from the environment, where nobody has. Must come before vLLM is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if find_spec("flashinfer") is None:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+
+
+def engine_args(settings: VllmSettings, model: str, *, cpu: bool) -> dict[str, Any]:
+    """Keyword arguments for `AsyncEngineArgs`.
+
+    Seats and step budget of a GPU are those that were measured on an H200 with a 7B; a CPU core does a few hundred
+    prompt tokens in half a second.
+    """
+    args: dict[str, Any] = {
+        "model": model,
+        "max_num_seqs": 16 if cpu else 256,
+        "max_num_batched_tokens": 512 if cpu else 2048,
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if cpu:
+        # Compiling takes 190 s at every start, and the CPU has no asynchronous scheduler.
+        args |= {"enforce_eager": True, "async_scheduling": False}
+    if settings.max_loras:
+        args |= {
+            "enable_lora": True,
+            "max_loras": settings.max_loras,
+            "max_lora_rank": lora_rank(settings.adapters),
+            "max_cpu_loras": max(2 * settings.max_loras, min(64, len(settings.adapters))),
+        }
+    return args | settings.args
+
+
+def lora_rank(adapters: Iterable[str]) -> int:
+    """The smallest rank that vLLM takes and that every adapter fits, at least 16, vLLM's default."""
+    highest = max((rank for path in adapters if (rank := adapter_rank(path)) <= RANKS[-1]), default=0)
+    return next(rank for rank in RANKS if rank >= max(16, highest))
+
+
+def check_names(args: Iterable[str], known: Iterable[str]) -> None:
+    """Every argument exists in the installed vLLM.
+
+    Raises:
+        SettingsError: with the nearest known name.
+    """
+    names = set(known)
+    for name in args:
+        if name == "model":
+            raise SettingsError("engine.model: expected nothing here, since the option `model` says it")
+        if name not in names:
+            raise SettingsError(
+                f"engine.{name}: expected an argument of the installed vLLM{nearest(name, names)}, "
+                f"got {shown(name)}"
+            )
