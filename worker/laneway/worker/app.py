@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -15,6 +16,7 @@ import uvloop
 from laneway.schemas.errors import LanewayError
 from laneway.schemas.ids import AdapterId, WorkerId, new_worker_id
 from laneway.worker import logs
+from laneway.worker.engine.adapter_files import adapter_digest
 from laneway.worker.engine.create import create_engine
 from laneway.worker.errors import (
     EngineDied,
@@ -131,10 +133,12 @@ def build_queue(settings: WorkerSettings, worker: WorkerId) -> JobQueue:
 
 
 def find_adapters(settings: WorkerSettings) -> dict[AdapterId, Adapter]:
-    """The adapters that the settings name."""
-    return {
-        AdapterId(name): Adapter(id=AdapterId(name), path=path) for name, path in settings.adapters.items()
-    }
+    """The adapters that the settings name, each with the digest of its content."""
+    found = {}
+    for name, path in settings.adapters.items():
+        folder = Path(path).expanduser().absolute()
+        found[AdapterId(name)] = Adapter(id=AdapterId(name), path=str(folder), digest=adapter_digest(folder))
+    return found
 
 
 # --- pages --------------------------------------------------------------------
