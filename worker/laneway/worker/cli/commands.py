@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from laneway.schemas.command import Command
-from laneway.worker.cli import doctor, redis, worker
+from laneway.worker.cli import demo, doctor, redis, worker
 
-COMMANDS: tuple[Command, ...] = (doctor.COMMAND, redis.COMMAND, worker.COMMAND)
+COMMANDS: tuple[Command, ...] = (demo.COMMAND, doctor.COMMAND, redis.COMMAND, worker.COMMAND)
