@@ -1,0 +1,91 @@
+"""Events of one job, put in order: from what arrives, with repetitions, gaps and more than one attempt, to what a
+consumer may see. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from laneway.schemas.events import Ended, Event, Restarted, Started, Tokens
+from laneway.schemas.ids import JobId
+from laneway.schemas.outcome import Result
+
+
+class Assembler:
+    """Lets events through so that the texts that came out always join to a beginning of one attempt's answer.
+
+    Events of an attempt below the highest seen are dropped, as are repeated ones. A higher attempt that begins at
+    token event 0 is announced by `Restarted`; one that goes on where the text stands is not.
+    """
+
+    def __init__(self, job_id: JobId) -> None:
+        self.job_id = job_id
+        self.gap = False
+        """Token events are missing: later ones are held off until the missing ones are fed, or `finish` is called."""
+        self._highest = 0  # attempt
+        self._source = 0  # attempt that the text comes from; 0: no text yet
+        self._next = 0  # sequence number of the next token event
+        self._started = 0  # attempt last announced by Started
+        self._texts: defaultdict[int, str] = defaultdict(str)
+
+    def feed(self, event: Event) -> Iterator[Event]:
+        """What a consumer may see now that `event` has arrived."""
+        if event.attempt < self._highest:
+            return
+        self._highest = event.attempt
+        match event:
+            case Tokens():
+                yield from self._tokens(event)
+            case Restarted() if event.attempt > self._source:
+                yield from self._restart(event.attempt)
+            case Started() if event.attempt > self._started:
+                self._started = event.attempt
+                yield event
+            case _:
+                return  # a repetition, or Ended: that is for `finish`
+
+    def finish(self, result: Result) -> Iterator[Event]:
+        """The rest of the answer, taken from the stored result, and the end."""
+        choices = result.outcome.choices
+        stale = any(not choice.text.startswith(self._texts[choice.index]) for choice in choices)
+        if stale and result.attempt > self._source:
+            yield from self._restart(result.attempt)
+        for choice in choices:
+            shown = self._texts[choice.index]
+            if choice.text.startswith(shown) and len(choice.text) > len(shown):
+                yield self._add(
+                    Tokens(
+                        job_id=self.job_id,
+                        attempt=result.attempt,
+                        seq=self._next,
+                        text=choice.text[len(shown) :],
+                        token_ids=() if shown else choice.token_ids,
+                        index=choice.index,
+                    )
+                )
+        yield Ended(job_id=self.job_id, attempt=result.attempt, state=result.state.value)
+
+    def _tokens(self, event: Tokens) -> Iterator[Event]:
+        if event.attempt > self._source:
+            if self._next and event.seq == 0:
+                yield from self._restart(event.attempt)
+            elif event.seq <= self._next:
+                self._source = event.attempt
+        if event.seq > self._next:
+            self.gap = True
+        elif event.seq == self._next:
+            self.gap = False
+            yield self._add(event)
+
+    def _restart(self, attempt: int) -> Iterator[Event]:
+        shown = self._next > 0
+        self._source, self._next, self.gap = attempt, 0, False
+        self._texts.clear()
+        if shown:
+            yield Restarted(job_id=self.job_id, attempt=attempt)
+
+    def _add(self, event: Tokens) -> Tokens:
+        self._texts[event.index] += event.text
+        self._next = event.seq + 1
+        return event

@@ -1,0 +1,209 @@
+"""Connections to the server: the only module of the producer that knows redis.
+
+Every command that a producer sends may be sent twice without harm: reads are reads, and the scripts know a job by the
+id that the producer chose. So a lost reply is asked for once more, openly and here; the client library's own retries,
+which would also repeat what must not be repeated, are off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncIterator, Sequence
+from importlib import resources
+from typing import Any
+
+from redis.asyncio.connection import ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+
+from laneway.producer.errors import InvalidSettings, ProducerClosed, QueueFull, QueueUnavailable
+from laneway.producer.settings import ProducerSettings
+
+Command = tuple[Any, ...]
+"""A command as the server takes it: name and arguments, text or bytes."""
+
+_MEMORY_RETRY_AFTER = 5.0  # seconds: memory frees as results expire, not at once
+
+
+class ReplyLost(QueueUnavailable):
+    """Some commands were sent, twice, and never answered. `replies` holds the answers to the ones before them."""
+
+    def __init__(self, address: str, reason: str, replies: list[Any]) -> None:
+        self.replies = replies
+        super().__init__(f"Redis at {address} did not answer: {reason}")
+
+
+class Script:
+    """A Lua script beside this module."""
+
+    def __init__(self, name: str) -> None:
+        self.source = resources.files("laneway.producer").joinpath("lua", f"{name}.lua").read_text("utf-8")
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    def command(self, keys: Sequence[str], arguments: Sequence[Any]) -> Command:
+        """The script as a command, to be given to `Link.run`."""
+        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
+
+
+class Link:
+    """A few connections, shared by everything that asks. Cancelling a caller closes its connection, never reuses it."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        *,
+        connections: int | None = None,
+        reply_timeout_s: float | None = None,
+    ) -> None:
+        count = connections or settings.connections
+        self._turns = asyncio.Semaphore(count)
+        self._turn_s = 2 * ((reply_timeout_s or settings.reply_timeout_s) + settings.connect_timeout_s)
+        self._closed = False
+        try:
+            self._pool: Any = ConnectionPool.from_url(
+                settings.redis_url,
+                socket_timeout=reply_timeout_s or settings.reply_timeout_s,
+                socket_connect_timeout=settings.connect_timeout_s,
+                retry=Retry(NoBackoff(), 0),
+                protocol=2,
+                health_check_interval=0,
+                client_name="laneway-producer",
+                decode_responses=False,
+            )
+            self.address = _address(self._pool.connection_kwargs)
+        except (ValueError, TypeError, AttributeError):
+            masked = re.sub(r"//.*@", "//***@", settings.redis_url)
+            raise InvalidSettings(
+                "redis_url", "redis://[user:password@]host:port/db, rediss:// or unix://", masked
+            ) from None
+
+    async def close(self) -> None:
+        """Close every connection. Callers still waiting get `ProducerClosed` or `QueueUnavailable`."""
+        self._closed = True
+        with contextlib.suppress(RedisError):
+            await self._pool.disconnect()
+
+    async def call(self, *commands: Command) -> list[Any]:
+        """The replies to `commands`, in their order, from one round trip. An error reply is returned, not raised.
+
+        Raises:
+            QueueUnavailable: nothing was sent.
+            ReplyLost: something was sent, twice at most, and not all of it was answered.
+        """
+        replies: list[Any] = []
+        sent = False
+        for last in (False, True):
+            try:
+                async with self._turn():
+                    connection = await self._connect()
+                    sent = True
+                    await self._exchange(connection, commands[len(replies) :], replies)
+                return replies
+            except QueueUnavailable as error:
+                if not sent:
+                    raise
+                if last:
+                    raise ReplyLost(self.address, str(error), replies) from None
+        raise AssertionError("unreachable")
+
+    async def ask(self, *command: Any) -> Any:
+        """The reply to one command. Raises `QueueUnavailable`, also for an error reply."""
+        return checked((await self.call(command))[0])
+
+    async def run(self, script: Script, calls: Sequence[Command]) -> list[Any]:
+        """The replies to several `calls` of one script, which is loaded where the server has forgotten it."""
+        try:
+            replies = await self.call(*calls)
+        except ReplyLost as lost:
+            if not any(isinstance(reply, NoScriptError) for reply in lost.replies):
+                raise
+            replies = [*lost.replies, *([NoScriptError()] * (len(calls) - len(lost.replies)))]
+        missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if missing:
+            await self.ask("SCRIPT", "LOAD", script.source)
+            for index, reply in zip(
+                missing, await self.call(*(calls[index] for index in missing)), strict=True
+            ):
+                replies[index] = reply
+        return replies
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._turn_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise QueueUnavailable(f"no connection to Redis at {self.address} became free") from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _connect(self) -> Any:
+        if self._closed:
+            raise ProducerClosed
+        try:
+            return await self._pool.get_connection("laneway")
+        except (AuthenticationError, AuthorizationError):
+            raise QueueUnavailable(f"Redis at {self.address} refused the user or the password") from None
+        except (RedisError, OSError) as error:
+            raise QueueUnavailable(
+                f"Redis at {self.address} cannot be reached: {type(error).__name__}"
+            ) from None
+
+    async def _exchange(self, connection: Any, commands: Sequence[Command], replies: list[Any]) -> None:
+        healthy = False
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            for _ in commands:
+                replies.append(await _read(connection))  # noqa: PERF401 - what came before an error counts
+            healthy = not any(isinstance(reply, ReadOnlyError) for reply in replies)
+        except (RedisError, OSError) as error:
+            raise QueueUnavailable(type(error).__name__) from None
+        finally:
+            if (
+                not healthy
+            ):  # after a cancellation unread replies may be on their way: nobody else may get them
+                await connection.disconnect(nowait=True)
+            await self._pool.release(connection)
+
+
+async def _read(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+def checked(reply: Any) -> Any:
+    """`reply`, unless it is an error.
+
+    Raises:
+        QueueFull: the server's memory is used up.
+        QueueUnavailable: any other error; its first word is kept, since the rest may quote what was sent.
+    """
+    if isinstance(reply, OutOfMemoryError):
+        raise QueueFull("memory of the server", _MEMORY_RETRY_AFTER)
+    if isinstance(reply, Exception):
+        words = str(reply).split()
+        kind = words[0] if words and words[0].isupper() else type(reply).__name__
+        raise QueueUnavailable(f"Redis refused: {kind}")
+    return reply
+
+
+def _address(options: dict[str, Any]) -> str:
+    if "path" in options:
+        return str(options["path"])
+    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
