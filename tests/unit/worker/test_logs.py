@@ -6,6 +6,8 @@ import io
 import json
 from typing import Any
 
+import pytest
+
 from laneway.worker import logs
 from laneway.worker.telemetry import Telemetry
 
@@ -62,10 +64,9 @@ def test_an_unexpected_exception_is_told_without_its_text() -> None:
     """Its text may quote a prompt; its type and the lines it passed do not."""
     stream = io.StringIO()
     write = logs.exception_writer(logs.configure("json", "info", stream))
-    try:
-        raise ValueError(CANARY)
-    except ValueError as error:
-        write(None, {"message": CANARY, "exception": error})
+    with pytest.raises(ValueError, match=CANARY) as caught:
+        int(CANARY)
+    write(None, {"message": CANARY, "exception": caught.value})
     assert CANARY not in stream.getvalue()
     (line,) = lines(stream)
     assert line["error"] == "ValueError"

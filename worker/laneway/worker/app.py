@@ -28,7 +28,8 @@ from laneway.worker.errors import (
 from laneway.worker.health import HealthServer, Page, as_json
 from laneway.worker.metrics import CONTENT_TYPE, Measures, Metrics
 from laneway.worker.ports import Adapter, Depth, Engine, EngineStats, JobQueue
-from laneway.worker.service import Service
+from laneway.worker.queue.redis_queue import QueueOptions, RedisQueue
+from laneway.worker.service import BEAT_S, Service
 from laneway.worker.settings import WorkerSettings, load_settings
 from laneway.worker.telemetry import Telemetry
 from laneway.worker.watchdog import Watchdog
@@ -72,8 +73,8 @@ def run(settings: WorkerSettings) -> int:
     logger.info("worker.starting", worker=worker, **settings.masked())
     code = EXIT_FAILED
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_serve(settings, worker, logger))
+        with Watchdog() as watchdog, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(_serve(settings, worker, logger, watchdog))
     except LanewayError as error:
         code = _exit_code(error)
         logger.critical("worker.failed", worker=worker, reason=str(error), exit_code=code)
@@ -84,33 +85,29 @@ def run(settings: WorkerSettings) -> int:
     return code
 
 
-async def _serve(settings: WorkerSettings, worker: WorkerId, logger: Any) -> int:
-    asyncio.get_running_loop().set_exception_handler(logs.exception_writer(logger))
+async def _serve(settings: WorkerSettings, worker: WorkerId, logger: Any, watchdog: Watchdog) -> int:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(logs.exception_writer(logger))
     metrics = Metrics()
-    telemetry = Telemetry(logs.listener(logger, worker), metrics.listen)
-    queue = build_queue(settings, worker)
-    engine = create_engine(settings)
-    with Watchdog() as watchdog:
-        service = Service(
-            settings=settings,
-            queue=queue,
-            engine=engine,
-            adapters=find_adapters(settings),
-            worker=worker,
-            telemetry=telemetry,
-            ending=watchdog.set,
-        )
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, service.drain)
-        if settings.health_port == "off":
-            await service.run()
-            return EXIT_OK
-        health = HealthServer(
-            settings.health_host, settings.health_port, pages(service, metrics, queue, engine)
-        )
-        async with health:
-            logger.info("health.listening", worker=worker, host=settings.health_host, port=health.port)
-            await service.run()
+    queue, engine = build_queue(settings, worker), create_engine(settings)
+    service = Service(
+        settings=settings,
+        queue=queue,
+        engine=engine,
+        adapters=find_adapters(settings),
+        worker=worker,
+        telemetry=Telemetry(logs.listener(logger, worker), metrics.listen),
+        ending=watchdog.set,
+    )
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, service.drain)
+    if settings.health_port == "off":
+        await service.run()
+        return EXIT_OK
+    health = HealthServer(settings.health_host, settings.health_port, pages(service, metrics, queue, engine))
+    async with health:
+        logger.info("health.listening", worker=worker, host=settings.health_host, port=health.port)
+        await service.run()
     return EXIT_OK
 
 
@@ -129,7 +126,16 @@ def _exit_code(error: LanewayError) -> int:
 
 def build_queue(settings: WorkerSettings, worker: WorkerId) -> JobQueue:
     """The queue that `redis_url` names."""
-    raise NotImplementedError
+    options = QueueOptions(
+        url=settings.redis_url,
+        namespace=settings.namespace,
+        partitions=settings.partitions,
+        lease_s=settings.lease_s,
+        result_ttl_s=settings.result_ttl_s,
+        job_ttl_s=settings.job_ttl_s,
+        beat_s=BEAT_S,
+    )
+    return RedisQueue(settings.name, worker, options)
 
 
 def find_adapters(settings: WorkerSettings) -> dict[AdapterId, Adapter]:

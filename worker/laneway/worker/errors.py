@@ -12,6 +12,9 @@ class SettingsError(UsageError):
 class QueueUnavailable(LanewayError):
     """The server did not do what was asked in time, or is not there. Trying again later is right."""
 
+    missing = False
+    """Whether a lane or its consumer group is gone: it must be made anew first."""
+
 
 class QueueUnfit(LanewayError):
     """The server is there but cannot hold jobs safely: too old, or configured to evict or refuse."""

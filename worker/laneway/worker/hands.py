@@ -178,6 +178,8 @@ class Hands:
         late = tuple(self._hands.values())
         for hand in late:
             hand.task.cancel()
+        if late:
+            await asyncio.wait([hand.task for hand in late], timeout=timeout)
         back = [*self.returned, *(hand.claim for hand in late if not hand.settling)]
         self.returned = []
         if not back:

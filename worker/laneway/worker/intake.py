@@ -64,6 +64,13 @@ class Intake:
 
     async def claim_forever(self) -> None:
         """Fill free seats from the lanes, latency first; wait for the bell when nothing is there."""
+        try:
+            await self._claim_until_closed()
+        finally:
+            if self._bell is not None:
+                self._bell.cancel()
+
+    async def _claim_until_closed(self) -> None:
         pause = Pause()
         while not self._closed.is_set():
             self.looked_at = time.monotonic()
@@ -74,8 +81,6 @@ class Intake:
                 pause.reset()
             except QueueUnavailable:
                 await self._sleep(pause.next())
-        if self._bell is not None:
-            self._bell.cancel()
 
     async def claim(self) -> bool:
         """One round over all partitions. True: there may be more where that came from, and room for it."""
@@ -134,10 +139,8 @@ class Intake:
 
     async def reclaim(self) -> None:
         """One look. Raises `QueueUnavailable`."""
-        most = min(self._hands.ledger().free, self._settings.claim_most)
-        if most and not self._lease.stuck and not self._closed.is_set():
-            sent_at = time.monotonic()
-            await self._take(await self._link(self._queue.reclaim(most)), sent_at)
+        if self._hands.ledger().free and await self._link(self._queue.reclaim()):
+            self.room_changed()
 
     # --- both -------------------------------------------------------------------
 

@@ -9,8 +9,10 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from laneway.schemas.job import Bucket, SloClass
 from laneway.schemas.state import FINAL_STATES
@@ -52,6 +54,7 @@ class Metrics:
         self._measure_worker(("slo", "bucket"))
         self._measure_engine()
         self._start_at_zero()
+        self.registry.register(_EngineSeries())
 
     def _count_jobs(self, lane: tuple[str, ...], slo: tuple[str, ...]) -> None:
         self._claimed = self._counter("jobs_claimed", "Jobs taken in hand.", lane)
@@ -185,3 +188,10 @@ class Metrics:
         self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
     ) -> Histogram:
         return Histogram(f"laneway_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+
+class _EngineSeries(Collector):
+    """What vLLM exports of itself in the default registry, where it runs in this process."""
+
+    def collect(self) -> Iterable[Metric]:
+        return [family for family in REGISTRY.collect() if family.name.startswith("vllm")]

@@ -33,7 +33,9 @@ class Claim(Struct, frozen=True, kw_only=True):
     attempt: int
     """Number of this attempt, from 1. Only the latest attempt of a job may settle it: it is the fence."""
     failures: int = 0
-    """Earlier attempts that failed or were lost in a crash. Hand-backs do not count."""
+    """Earlier attempts that failed through no fault of the job. Hand-backs do not count."""
+    losses: int = 0
+    """Earlier attempts whose worker or engine died with the job in hand."""
     submitted_ms: int = 0
     """Acceptance, by Redis' clock."""
     claimed_ms: int = 0
@@ -95,8 +97,8 @@ class JobQueue(Protocol):
     async def claim(self, plan: ClaimPlan) -> list[Claim | Unreadable]:
         """Take waiting jobs as planned, each under a new lease. Jobs that have a result already are dropped."""
 
-    async def reclaim(self, most: int) -> list[Claim | Unreadable]:
-        """Take up to `most` jobs whose lease has lapsed, or whose back-off has passed, from any lane."""
+    async def reclaim(self) -> int:
+        """Offer jobs again whose lease has lapsed, at the front of their lanes, and count the loss; return how many."""
 
     async def wait(self, timeout: float) -> None:
         """Return when a job may have arrived, at the latest after `timeout` seconds."""

@@ -8,6 +8,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+EXIT_S = 10.0
+"""Patience with the interpreter once all work is over."""
+
 
 class Watchdog:
     """Ends the process, and every child of it, when time is up. It is a thread, so a blocked loop cannot stop it."""
@@ -34,6 +37,13 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """Have the process gone in `seconds` with `code`, whatever its threads still wait for. For the very last moment."""
+    timer = threading.Timer(seconds, end_by_force, [code])
+    timer.daemon = True
+    timer.start()
 
 
 def end_by_force(code: int = Watchdog.EXIT) -> None:

@@ -22,6 +22,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Run until a signal ends it; exit codes are listed in worker/README.md."""
     from laneway.worker.app import main
+    from laneway.worker.watchdog import EXIT_S, exit_within
 
     options = {
         name: value
@@ -29,7 +30,9 @@ def run(args: Namespace) -> int:
         if name in {"config", *WorkerSettings.__struct_fields__}
     }
     argv = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    return main([*argv, *getattr(args, "more", ())])
+    code = main([*argv, *getattr(args, "more", ())])
+    exit_within(EXIT_S, code)
+    return code
 
 
 COMMAND = Command("worker", "claim jobs and run them on an engine", configure, run, takes_more=True)
