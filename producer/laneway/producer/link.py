@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from importlib import resources
@@ -27,6 +28,7 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from laneway.producer.errors import InvalidSettings, ProducerClosed, QueueFull, QueueUnavailable
 from laneway.producer.settings import ProducerSettings
@@ -159,9 +161,7 @@ class Link:
         except (AuthenticationError, AuthorizationError):
             raise QueueUnavailable(f"Redis at {self.address} refused the user or the password") from None
         except (RedisError, OSError) as error:
-            raise QueueUnavailable(
-                f"Redis at {self.address} cannot be reached: {type(error).__name__}"
-            ) from None
+            raise QueueUnavailable(f"Redis at {self.address} cannot be reached: {_reason(error)}") from None
 
     async def _exchange(self, connection: Any, commands: Sequence[Command], replies: list[Any]) -> None:
         healthy = False
@@ -171,7 +171,7 @@ class Link:
                 replies.append(await _read(connection))  # noqa: PERF401 - what came before an error counts
             healthy = not any(isinstance(reply, ReadOnlyError) for reply in replies)
         except (RedisError, OSError) as error:
-            raise QueueUnavailable(type(error).__name__) from None
+            raise QueueUnavailable(_reason(error)) from None
         finally:
             if (
                 not healthy
@@ -201,6 +201,16 @@ def checked(reply: Any) -> Any:
         kind = words[0] if words and words[0].isupper() else type(reply).__name__
         raise QueueUnavailable(f"Redis refused: {kind}")
     return reply
+
+
+def _reason(error: BaseException) -> str:
+    """Why a connection failed, in the words of the operating system where it was that."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:  # below 0: the name's look-up failed
+            return (os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)).lower()
+        cause = cause.__cause__ or cause.__context__
+    return "no answer in time" if isinstance(error, RedisTimeout) else type(error).__name__
 
 
 def _address(options: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from laneway.schemas.command import Command
 from laneway.schemas.errors import UsageError
 from laneway.schemas.events import Restarted, Tokens
 from laneway.schemas.outcome import Completed, Failed, Result
+from laneway.schemas.state import JobState
 
 _FOR_EVER = float("inf")
 
@@ -59,7 +60,7 @@ def _submit(options: argparse.Namespace) -> int:
             print(job.id)
         return 0
 
-    return _with_producer(options, run)
+    return _with_producer(options, run, listen=options.stream or options.wait)
 
 
 def _fields(options: argparse.Namespace) -> JobFields:
@@ -140,9 +141,11 @@ def _cancel(options: argparse.Namespace) -> int:
     return _with_producer(options, run)
 
 
-def _with_producer(options: argparse.Namespace, run: Callable[[Producer], Awaitable[int]]) -> int:
+def _with_producer(
+    options: argparse.Namespace, run: Callable[[Producer], Awaitable[int]], *, listen: bool = True
+) -> int:
     async def session() -> int:
-        async with Producer(**connection(options)) as producer:
+        async with Producer(**connection(options), listen=listen) as producer:
             return await run(producer)
 
     return asyncio.run(session())
@@ -159,7 +162,7 @@ async def _await(producer: Producer, job_id: str, wait: float, as_json: bool) ->
         result = await _interruptible(producer, job_id, None if wait == _FOR_EVER else wait)
     if as_json:
         _print_json(result)
-    else:
+    elif result.text or result.state is JobState.COMPLETED:
         print(result.text)
     return _exit_code(result)
 
