@@ -16,7 +16,7 @@ class Assembler:
     """Lets events through so that the texts that came out always join to a beginning of one attempt's answer.
 
     Events of an attempt below the highest seen are dropped, as are repeated ones. A higher attempt that begins at
-    token event 0 is announced by `Restarted`; one that goes on where the text stands is not.
+    token event 0 is announced by `Restarted`; one whose `Started` says that it goes on where the text stands is not.
     """
 
     def __init__(self, job_id: JobId) -> None:
@@ -41,6 +41,8 @@ class Assembler:
                 yield from self._restart(event.attempt)
             case Started() if event.attempt > self._started:
                 self._started = event.attempt
+                if 0 < event.resumes_at <= self._next:
+                    self._source = event.attempt
                 yield event
             case _:
                 return  # a repetition, or Ended: that is for `finish`
@@ -67,12 +69,9 @@ class Assembler:
         yield Ended(job_id=self.job_id, attempt=result.attempt, state=result.state.value)
 
     def _tokens(self, event: Tokens) -> Iterator[Event]:
-        if event.attempt > self._source:
-            if self._next and event.seq == 0:
-                yield from self._restart(event.attempt)
-            elif event.seq <= self._next:
-                self._source = event.attempt
-        if event.seq > self._next:
+        if event.attempt > self._source and event.seq == 0:
+            yield from self._restart(event.attempt)
+        if event.seq > self._next or event.attempt > self._source:
             self.gap = True
         elif event.seq == self._next:
             self.gap = False

@@ -12,6 +12,8 @@ class Started(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="starte
 
     job_id: JobId
     attempt: int
+    resumes_at: int = 0
+    """Sequence number of its first token event: above 0 where it goes on from the tokens of an earlier attempt."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
