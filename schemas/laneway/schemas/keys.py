@@ -14,6 +14,10 @@ from laneway.schemas.job import Bucket, SloClass
 GROUP = "workers"
 """The consumer group on every lane."""
 
+RETURNED, HELD, SUSPECTS = "returned", "held", "suspects"
+"""Consumers that are no workers but places to wait: an entry handed back or lost by its worker, one whose back-off
+runs, one that was in hand at more than one crash. Worker ids end in a nonce and cannot clash with them."""
+
 
 class Lane(Struct, frozen=True):
     """One stream of jobs of the same class and bucket, in one partition of one model's queue."""
@@ -113,6 +117,11 @@ class PartitionKeys(Struct, frozen=True):
     def held(self) -> str:
         """Sorted set: jobs waiting for their back-off, by the millisecond they are due. Gone when empty."""
         return f"{self.tag}:held"
+
+    @property
+    def load(self) -> str:
+        """Hash: lane name -> tokens of the jobs in it that have not ended. Permanent."""
+        return f"{self.tag}:load"
 
     @property
     def dead(self) -> str:

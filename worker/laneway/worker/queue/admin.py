@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from laneway.worker.errors import QueueUnavailable
+from laneway.worker.errors import QueueUnavailable, QueueUnfit
 from laneway.worker.settings import mask_url
 
 _DELETE_BATCH = 500
@@ -64,6 +64,23 @@ async def server_facts(url: str, timeout_s: float = 3.0) -> ServerFacts:
         cluster=bool(int(info.get("cluster_enabled", 0))),
         round_trip_ms=1000 * round_trip,
     )
+
+
+def check_fit(facts: ServerFacts) -> None:
+    """Refuse a server that cannot hold jobs safely.
+
+    Raises:
+        QueueUnfit: names what is wrong and what it must be.
+    """
+    if facts.redis_version < (7, 0):
+        version = ".".join(map(str, facts.version))
+        raise QueueUnfit(f"Redis: expected 7.0 or later (or Valkey 8), got {facts.kind} {version}")
+    if facts.eviction and facts.eviction != "noeviction" and facts.maxmemory:
+        raise QueueUnfit(
+            f"maxmemory-policy: expected noeviction (any other deletes waiting jobs), got {facts.eviction}"
+        )
+    if facts.replica:
+        raise QueueUnfit("Redis: expected a primary, got a replica, which takes no jobs")
 
 
 async def drop_namespace(url: str, namespace: str, timeout_s: float = 10.0) -> int:

@@ -1,0 +1,1 @@
+"""JobQueue, over Redis and in memory."""

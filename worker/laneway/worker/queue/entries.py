@@ -1,0 +1,95 @@
+"""From an entry of a lane to a claim: here bytes end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from laneway.schemas.errors import UnreadableEntry
+from laneway.schemas.ids import JobId
+from laneway.schemas.keys import Lane
+from laneway.schemas.record import ENTRY_DATA, ENTRY_JOB_ID, ENTRY_SUBMITTED
+from laneway.schemas.wire import decode_job
+from laneway.worker.ports import Claim, Unreadable
+
+_MOST_ID = 64  # bytes of a job id; longer ones were not made here
+
+
+class RawEntry(Struct, frozen=True, kw_only=True):
+    """What the pull script tells of one entry."""
+
+    lane: Lane
+    entry: str
+    job_id: JobId | None
+    data: bytes | None
+    submitted_ms: int
+    attempt: int
+    failures: int
+    outputs: tuple[str, ...]
+    cancelled: bool
+    losses: int
+
+
+def raw_entry(reply: Sequence[Any], lanes: Sequence[Lane]) -> RawEntry:
+    """One job of the pull script's reply."""
+    index, entry, pairs, attempt, failures, outputs, cancelled, losses = reply
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=False))
+    job_id = fields.get(ENTRY_JOB_ID.encode(), b"")
+    submitted = fields.get(ENTRY_SUBMITTED.encode(), b"")
+    known = job_id.isascii() and 0 < len(job_id) <= _MOST_ID
+    return RawEntry(
+        lane=lanes[index],
+        entry=entry.decode(),
+        job_id=JobId(job_id.decode()) if known else None,
+        data=fields.get(ENTRY_DATA.encode()),
+        submitted_ms=int(submitted) if submitted.isdigit() else int(entry.split(b"-")[0]),
+        attempt=attempt,
+        failures=failures,
+        outputs=tuple(outputs.decode(errors="replace").split()),
+        cancelled=bool(cancelled),
+        losses=losses,
+    )
+
+
+def read_entry(raw: RawEntry, data: bytes | None, now_ms: int) -> Claim | Unreadable:
+    """The claim on the job in `data` (the entry's own, or what lay beside the lane), or why there is none."""
+    if raw.job_id is None:
+        return _unreadable(raw, "an entry that is not a job")
+    if data is None:
+        return _unreadable(raw, "the body of the job has vanished")
+    try:
+        job = decode_job(data)
+    except UnreadableEntry as error:
+        return _unreadable(raw, str(error))
+    if job.id != raw.job_id:
+        return _unreadable(raw, "an entry that names another job than it holds")
+    deadline = None
+    if job.deadline_ms is not None:
+        deadline = time.monotonic() + (raw.submitted_ms + job.deadline_ms - now_ms) / 1000
+    return Claim(
+        job=job,
+        lane=raw.lane,
+        entry=raw.entry,
+        attempt=raw.attempt,
+        failures=raw.failures,
+        losses=raw.losses,
+        submitted_ms=raw.submitted_ms,
+        claimed_ms=now_ms,
+        deadline=deadline,
+        cancelled=raw.cancelled,
+        outputs=raw.outputs,
+    )
+
+
+def _unreadable(raw: RawEntry, reason: str) -> Unreadable:
+    return Unreadable(
+        lane=raw.lane,
+        entry=raw.entry,
+        reason=reason,
+        job_id=raw.job_id,
+        attempt=raw.attempt,
+        outputs=raw.outputs,
+    )

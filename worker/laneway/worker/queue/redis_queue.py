@@ -1,0 +1,370 @@
+"""The queue on Redis Streams: claim, renew, settle, hand back. Each step is one script."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from laneway.schemas import wire
+from laneway.schemas.cards import Control, ModelCard, WorkerCard
+from laneway.schemas.errors import UnreadableEntry
+from laneway.schemas.events import Event
+from laneway.schemas.ids import JobId, WorkerId, queue_tag
+from laneway.schemas.keys import GROUP, Keys, Lane, PartitionKeys, lanes
+from laneway.schemas.outcome import Failed, JobError, Result, Timeline
+from laneway.schemas.record import OUTPUT_EVENTS
+from laneway.worker.errors import QueueUnavailable, QueueUnfit
+from laneway.worker.policy.admission import ClaimPlan
+from laneway.worker.policy.retry import MAX_BACKOFF_MS
+from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
+from laneway.worker.queue.admin import check_fit, server_facts
+from laneway.worker.queue.connection import Connection, Script, mapped
+from laneway.worker.queue.depths import read_depth
+from laneway.worker.queue.entries import RawEntry, raw_entry, read_entry
+
+OUTPUT_ENTRIES = 10_000
+"""Entries that an output stream keeps for a consumer that is slow or reconnects; what it misses, the result holds."""
+RENEW_CHUNK = 256  # ids per call: 0.44 ms of server time, measured
+RECLAIM_WINDOW = 512
+"""Lapsed entries looked at per lane and call; a cursor carries on from there."""
+BEATS = 3
+"""Beats after which a worker's card fades."""
+KEPT_BYTES = 64 * 1024
+"""Bytes of each field of an unreadable entry that its dead letter keeps."""
+IDLE_CONSUMER_MS = 3_600_000
+
+_PULL, _RENEW, _SETTLE = Script("pull"), Script("renew"), Script("settle")
+_HAND_BACK, _RETRY, _RECLAIM = Script("hand_back"), Script("retry"), Script("reclaim")
+_BURY, _SWEEP = Script("bury"), Script("sweep")
+
+
+class QueueOptions(Struct, frozen=True, kw_only=True):
+    """What a `RedisQueue` needs to know."""
+
+    url: str
+    namespace: str = "laneway"
+    partitions: int = 1
+    lease_s: float = 15.0
+    result_ttl_s: float = 3600.0
+    job_ttl_s: float = 7 * 24 * 3600.0
+    """Life of a job's record and marker while nobody touches them."""
+    beat_s: float = 5.0
+
+
+class RedisQueue:
+    """`JobQueue` over one server, for the jobs of one model."""
+
+    def __init__(self, model: str, worker: WorkerId, options: QueueOptions) -> None:
+        self._model = model
+        self._worker = worker
+        self._options = options
+        self._keys = Keys(options.namespace)
+        self._parts = [self._keys.of_model(model, p) for p in range(options.partitions)]
+        self._connection = Connection(options.url)
+        self._bell = self._connection.blocking(1.0)
+        self._control = self._connection.blocking(1.0)
+        self._heard: dict[str, str] = {}
+        self._cursors: dict[Lane, str] = {}
+        self._clock = (0, 0.0)  # the server's milliseconds, and our monotonic seconds then
+        self._mending = asyncio.Lock()
+
+    # --- opening ----------------------------------------------------------------
+
+    async def open(self, card: ModelCard) -> None:
+        """See `JobQueue.open`."""
+        check_fit(await server_facts(self._options.url))
+        tag = queue_tag(self._model)
+        await self._ask("HSETNX", self._keys.models, tag, wire.encode(card))
+        known = wire.decode_model(await self._ask("HGET", self._keys.models, tag))
+        if known.partitions != self._options.partitions:
+            raise QueueUnfit(
+                f"partitions: expected {known.partitions}, as the model {self._model} has on this server, "
+                f"got {self._options.partitions}"
+            )
+        await self._ask("HSET", self._keys.models, tag, wire.encode(card))
+        for part in self._parts:
+            last = await self._ask("XREVRANGE", part.control, "+", "-", "COUNT", 1)
+            self._heard[part.control] = last[0][0].decode() if last else "0-0"
+        await self._make_groups()
+        await self._read_clock()
+
+    async def close(self) -> None:
+        """See `JobQueue.close`."""
+        with mapped(self._connection.address):
+            for client in (self._bell, self._control):
+                await client.connection_pool.disconnect()
+        await self._connection.close()
+
+    async def _make_groups(self) -> None:
+        """Groups at 0, never `$`: with removal at the end, 0 is exactly the unfinished jobs."""
+        for partition, part in enumerate(self._parts):
+            for lane in lanes(partition):
+                try:
+                    await self._ask("XGROUP", "CREATE", part.lane(lane), GROUP, "0", "MKSTREAM")
+                except QueueUnavailable as error:
+                    if not str(error.__cause__).startswith("BUSYGROUP"):
+                        raise
+
+    async def _mend(self) -> None:
+        """Make lanes and groups anew after a flush or failover, one caller at a time and not in a hot loop."""
+        if self._mending.locked():
+            return
+        async with self._mending:
+            await self._make_groups()
+            await asyncio.sleep(0.2)
+
+    async def _ask(self, *command: Any) -> Any:
+        return await self._connection.ask(*command)
+
+    async def _run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        try:
+            return await self._connection.run(script, keys, arguments)
+        except QueueUnavailable as error:
+            if not error.missing:
+                raise
+        await self._mend()
+        return await self._connection.run(script, keys, arguments)
+
+    # --- claiming ---------------------------------------------------------------
+
+    async def claim(self, plan: ClaimPlan) -> list[Claim | Unreadable]:
+        """See `JobQueue.claim`. All lanes of a plan lie in one partition."""
+        order = [lane for stage in plan.stages for lane in stage.lanes]
+        if plan.total <= 0 or not order:
+            return []
+        part = self._parts[order[0].partition]
+        stages: list[int] = []
+        for stage in plan.stages:
+            stages += [len(stage.lanes), stage.cap]
+        reply = await self._run(
+            _PULL,
+            [part.held, *(part.lane(lane) for lane in order)],
+            [
+                GROUP,
+                self._worker,
+                part.tag,
+                plan.total,
+                _ms(self._options.job_ttl_s),
+                len(plan.stages),
+                *stages,
+            ],
+        )
+        self._clock = (reply[0], time.monotonic())
+        if reply[1]:
+            await self._mend()
+        raws = [raw_entry(item, order) for item in reply[2:]]
+        bodies = await self._bodies(part, raws)
+        return [read_entry(raw, bodies.get(raw.job_id or JobId(""), raw.data), reply[0]) for raw in raws]
+
+    async def _bodies(self, part: PartitionKeys, raws: Sequence[RawEntry]) -> dict[JobId, bytes | None]:
+        beside = [raw.job_id for raw in raws if raw.data is None and raw.job_id is not None]
+        found = await asyncio.gather(*(self._ask("GET", part.body(job_id)) for job_id in beside))
+        return dict(zip(beside, found, strict=True))
+
+    async def reclaim(self) -> int:
+        """See `JobQueue.reclaim`."""
+        moved = 0
+        for partition, part in enumerate(self._parts):
+            order = lanes(partition)
+            cursors = [word for lane in order for word in (lane.name, self._cursors.get(lane, "-"))]
+            reply = await self._run(
+                _RECLAIM,
+                [part.bell, part.held, *(part.lane(lane) for lane in order)],
+                [GROUP, part.tag, _ms(self._options.lease_s), RECLAIM_WINDOW, 2 * MAX_BACKOFF_MS, *cursors],
+            )
+            moved += reply[0]
+            self._cursors.update(zip(order, (word.decode() for word in reply[2:]), strict=True))
+            if reply[1]:
+                await self._mend()
+        return moved
+
+    async def wait(self, timeout: float) -> None:
+        """See `JobQueue.wait`."""
+        bells = [part.bell for part in self._parts]
+        with mapped(self._connection.address):
+            await self._bell.execute_command("BLPOP", *bells, min(timeout, 1.0))
+
+    # --- holding ----------------------------------------------------------------
+
+    async def renew(self, claims: Sequence[Claim]) -> list[JobId]:
+        """See `JobQueue.renew`."""
+        by_lane: dict[Lane, list[Claim]] = {}
+        for claim in claims:
+            by_lane.setdefault(claim.lane, []).append(claim)
+        calls = []
+        for lane, held in by_lane.items():
+            held.sort(key=lambda claim: _position(claim.entry))
+            part = self._part(lane)
+            for start in range(0, len(held), RENEW_CHUNK):
+                words: list[Any] = [GROUP, self._worker, part.tag]
+                for claim in held[start : start + RENEW_CHUNK]:
+                    words += [claim.entry, claim.job.id, claim.attempt]
+                calls.append(self._run(_RENEW, [part.lane(lane)], words))
+        return [JobId(lost.decode()) for reply in await asyncio.gather(*calls) for lost in reply]
+
+    async def start(self, claim: Claim) -> None:
+        """See `JobQueue.start`."""
+        record = self._part(claim.lane).job(claim.job.id)
+        await self._ask("HSET", record, "state", "running", "started", self.now_ms())
+        await self._ask("PEXPIRE", record, _ms(self._options.job_ttl_s))
+
+    # --- ending -----------------------------------------------------------------
+
+    async def settle(self, claim: Claim, result: Result) -> Settlement:
+        """See `JobQueue.settle`."""
+        return await self._settle(claim, result, b"", "")
+
+    async def dead_letter(self, claim: Claim, result: Result) -> Settlement:
+        """See `JobQueue.dead_letter`."""
+        code = result.outcome.error.code if isinstance(result.outcome, Failed) else ""
+        return await self._settle(claim, result, wire.encode_job(claim.job), code)
+
+    async def _settle(self, claim: Claim, result: Result, letter: bytes, code: str) -> Settlement:
+        part, job = self._part(claim.lane), claim.job.id
+        if not code and isinstance(result.outcome, Failed):
+            code = result.outcome.error.code
+        keys = [
+            part.lane(claim.lane), part.job(job), part.result(job), part.body(job), part.load, part.cancel(job),
+            part.dead,
+        ]  # fmt: skip
+        words = [
+            GROUP, claim.entry, claim.attempt, wire.encode(result), _ms(self._options.result_ttl_s), result.state.value,
+            claim.lane.name, letter, job, code,
+        ]  # fmt: skip
+        reply = await self._run(_SETTLE, keys, words)
+        return Settlement(reply.decode().lower())
+
+    async def hand_back(self, claims: Sequence[Claim]) -> None:
+        """See `JobQueue.hand_back`."""
+        by_part: dict[int, list[Any]] = {}
+        for claim in claims:
+            words = by_part.setdefault(claim.lane.partition, [])
+            words += [claim.lane.name, claim.entry, claim.job.id, claim.attempt]
+        for partition, words in by_part.items():
+            part = self._parts[partition]
+            for start in range(0, len(words), 4 * RENEW_CHUNK):
+                chunk = words[start : start + 4 * RENEW_CHUNK]
+                await self._run(_HAND_BACK, [part.bell], [GROUP, self._worker, part.tag, *chunk])
+
+    async def retry(self, claim: Claim, error: JobError, delay_ms: int) -> bool:
+        """See `JobQueue.retry`."""
+        part = self._part(claim.lane)
+        reply = await self._run(
+            _RETRY,
+            [part.lane(claim.lane), part.job(claim.job.id), part.held],
+            [GROUP, self._worker, claim.entry, claim.attempt, delay_ms, error.code, claim.lane.name],
+        )
+        return bool(reply)
+
+    async def bury(self, entry: Unreadable) -> None:
+        """See `JobQueue.bury`."""
+        part = self._part(entry.lane)
+        job_id = entry.job_id or JobId("")
+        result = b""
+        if entry.job_id is not None:
+            error = JobError(code="unreadable", message=f"the job cannot be read: {entry.reason}")
+            now = self.now_ms()
+            outcome = Failed(error=error)
+            times = Timeline(ended_ms=now)
+            result = wire.encode(
+                Result(
+                    job_id=job_id, outcome=outcome, model=self._model, attempt=entry.attempt, timeline=times
+                )
+            )
+        await self._run(
+            _BURY,
+            [part.lane(entry.lane), part.dead, part.job(job_id), part.result(job_id), part.load],
+            [
+                GROUP,
+                entry.entry,
+                entry.reason,
+                job_id,
+                result,
+                _ms(self._options.result_ttl_s),
+                entry.lane.name,
+                KEPT_BYTES,
+            ],
+        )
+
+    # --- telling ----------------------------------------------------------------
+
+    async def publish(self, events: Mapping[str, Sequence[Event]]) -> set[str]:
+        """See `JobQueue.publish`. NOMKSTREAM: a stream that its reader let fade is not made again."""
+        outputs = list(events)
+        replies = await asyncio.gather(
+            *(
+                self._ask(
+                    "XADD", output, "NOMKSTREAM", "MAXLEN", "~", OUTPUT_ENTRIES, "*", OUTPUT_EVENTS,
+                    wire.encode(tuple(events[output])),
+                )
+                for output in outputs
+            )
+        )  # fmt: skip
+        return {output for output, entry in zip(outputs, replies, strict=True) if entry is None}
+
+    async def controls(self, timeout: float) -> list[Control]:
+        """See `JobQueue.controls`."""
+        names = list(self._heard)
+        block = max(1, int(min(timeout, 1.0) * 1000))
+        command = ("XREAD", "COUNT", 1000, "BLOCK", block, "STREAMS", *names, *self._heard.values())
+        with mapped(self._connection.address):
+            reply = await self._control.execute_command(*command)
+        heard: list[Control] = []
+        for name, entries in reply or ():
+            self._heard[name.decode()] = entries[-1][0].decode()
+            for _, fields in entries:
+                try:
+                    heard.append(
+                        wire.decode_control(dict(zip(fields[::2], fields[1::2], strict=False))[b"e"])
+                    )
+                except (UnreadableEntry, KeyError):
+                    continue  # somebody else's entry, or a newer release's
+        return heard
+
+    async def beat(self, card: WorkerCard) -> None:
+        """See `JobQueue.beat`."""
+        fade = _ms(BEATS * self._options.beat_s)
+        await self._ask("SET", self._keys.worker(self._worker), wire.encode(card), "PX", fade)
+        await self._read_clock()
+
+    async def sweep(self) -> int:
+        """Forget consumers of workers that are long gone; returns how many."""
+        calls = [
+            self._run(_SWEEP, [part.lane(lane)], [GROUP, IDLE_CONSUMER_MS])
+            for partition, part in enumerate(self._parts)
+            for lane in lanes(partition)
+        ]
+        return sum(await asyncio.gather(*calls))
+
+    async def depths(self) -> list[Depth]:
+        """See `JobQueue.depths`."""
+        order = [lane for partition in range(len(self._parts)) for lane in lanes(partition)]
+        read = (read_depth(self._connection, lane, self._part(lane).lane(lane)) for lane in order)
+        return list(await asyncio.gather(*read))
+
+    # --- time -------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """See `JobQueue.now_ms`."""
+        server_ms, seen = self._clock
+        return server_ms + round((time.monotonic() - seen) * 1000)
+
+    async def _read_clock(self) -> None:
+        seconds, micros = await self._ask("TIME")
+        self._clock = (int(seconds) * 1000 + int(micros) // 1000, time.monotonic())
+
+    def _part(self, lane: Lane) -> PartitionKeys:
+        return self._parts[lane.partition]
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _position(entry: str) -> tuple[int, int]:
+    stamp, _, count = entry.partition("-")
+    return int(stamp), int(count or 0)
