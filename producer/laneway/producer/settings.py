@@ -92,7 +92,8 @@ def producer_settings(
         reason, _, path = str(error).partition(" - at ")
         name = path.strip("`").removeprefix("$.") or "settings"
         given_value = values.get(name.partition("[")[0])
-        raise InvalidSettings(name, reason.removeprefix("Expected "), given_value) from None
+        expected = reason.replace("`", "").removeprefix("Expected ").partition(", got ")[0]
+        raise InvalidSettings(name, expected, given_value) from None
     _check(settings)
     return settings
 
