@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.support.builders import make_job
 
-from laneway.schemas.build import build_job
-from laneway.schemas.ids import AdapterId, JobId
+from laneway.schemas.ids import AdapterId
 from laneway.schemas.job import Job
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.engine.fake_text import fake_answer, fake_text
@@ -37,7 +37,7 @@ async def start() -> AsyncIterator[Start]:
 
 def job(ids: list[int] | None = None, **fields: Any) -> Job:
     fields.setdefault("sampling", {"max_tokens": 8})
-    return build_job(id=JobId("j"), model="fake", prompt_token_ids=ids or [70, 71, 72], **fields)
+    return make_job(prompt_token_ids=ids or [70, 71, 72], **fields)
 
 
 async def run(engine: FakeEngine, job: Job, name: str = "a", priority: int = 0) -> list[Piece]:

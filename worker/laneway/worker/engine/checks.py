@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from laneway.schemas.job import Job, TokenIds
+from laneway.schemas.errors import InvalidJob
+from laneway.schemas.job import ChatMessage, Job, TokenIds
+from laneway.schemas.sampling import check_sampling
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo
+
+
+def check_again(job: Job) -> None:
+    """The job's sampling is within the bounds of its schema. An engine in this process has no other guard.
+
+    Raises:
+        JobRefused: `invalid_job`, naming the field.
+    """
+    try:
+        check_sampling(job.sampling)
+    except InvalidJob as error:
+        raise JobRefused("invalid_job", str(error), error.field) from None
 
 
 def check_token_ids(job: Job, prompt: Iterable[int], vocabulary: int) -> None:
@@ -51,3 +65,15 @@ def fit_tokens(prompt: int, wanted: int | None, info: EngineInfo) -> int:
             "prompt",
         )
     return most - prompt if wanted is None else min(wanted, most - prompt)
+
+
+def text_of(message: ChatMessage) -> str:
+    """A message's content as text. Raises `JobRefused` for parts that are not text."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    parts = []
+    for part in message.content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise JobRefused("unsupported", "messages: expected parts of type text only", "messages")
+        parts.append(part["text"])
+    return "\n".join(parts)

@@ -29,7 +29,8 @@ def create_engine(settings: WorkerSettings) -> Engine:
     """
     if settings.engine == "fake":
         return FakeEngine(fake_settings(settings))
-    from laneway.worker.engine.vllm_engine import VllmEngine, vllm_settings
+    from laneway.worker.engine.vllm_args import vllm_settings
+    from laneway.worker.engine.vllm_engine import VllmEngine
 
     return VllmEngine(vllm_settings(settings))
 

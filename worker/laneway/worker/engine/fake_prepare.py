@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laneway.schemas.job import Chat, Job, Payload, Prompt, TokenIds
-from laneway.worker.engine.checks import check_token_ids, fit_tokens
+from laneway.worker.engine.checks import check_again, check_token_ids, fit_tokens, text_of
 from laneway.worker.engine.fake_text import tokenise
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo, Prepared
@@ -13,6 +13,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 def prepare(job: Job, info: EngineInfo, answer_tokens: int) -> Prepared:
     """The job, checked and tokenised. Raises `JobRefused`."""
+    check_again(job)
     ids = _token_ids(job.payload, info.vocabulary)
     check_token_ids(job, ids, info.vocabulary)
     if job.lora is not None and not info.max_loras:
@@ -38,8 +39,5 @@ def _render(chat: Chat) -> str:
     for message in chat.messages:
         if message.role not in _ROLES:
             raise JobRefused("template_refused", "messages: the template knows no such role", "messages")
-        content = message.content
-        if content is not None and not isinstance(content, str):
-            content = "".join(str(part.get("text", "")) for part in content)
-        lines.append(f"{message.role}: {content or ''}\n")
+        lines.append(f"{message.role}: {text_of(message)}\n")
     return "".join(lines) + "assistant:"

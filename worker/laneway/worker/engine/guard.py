@@ -11,6 +11,12 @@ from contextlib import contextmanager
 
 from laneway.worker.engine import guardian
 
+_CHILDREN = {
+    "SPT_NOENV": "1",  # a process that gives itself a title would write it over its environment, mark included
+    "PYTHONWARNINGS": "ignore",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+
 
 class Guard:
     """Marks the engine's processes and kills them: on request, and through `guardian` when this process vanishes."""
@@ -33,11 +39,17 @@ class Guard:
     @contextmanager
     def marking(self) -> Iterator[None]:
         """Processes that are started inside carry the mark, and so do all that they start."""
-        os.environ[guardian.VARIABLE] = self.mark
+        mine = {guardian.VARIABLE: self.mark, **_CHILDREN}
+        before = {name: os.environ.get(name) for name in mine}
+        os.environ.update(mine)
         try:
             yield
         finally:
-            os.environ.pop(guardian.VARIABLE, None)
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     def processes(self) -> list[int]:
         """The engine's processes that live."""

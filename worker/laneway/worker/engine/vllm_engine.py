@@ -153,7 +153,7 @@ class VllmEngine:
             raise EngineDied(f"engine processes {left} cannot be killed")
 
     async def _watch_engine(self) -> None:
-        while not self._llm.errored:
+        while not self._llm.errored:  # noqa: ASYNC110 - vLLM offers nothing to wait for
             await asyncio.sleep(WATCH_S)
         self._died.set()
         self._fail_runs(self._llm)
@@ -190,20 +190,19 @@ class VllmEngine:
 
     async def _enter(self, run: str, prepared: Prepared) -> Any:
         """The adapter, in a slot. `abort` reaches a run that waits for one."""
-        if prepared.job.lora is None:
+        lora = prepared.job.lora
+        if lora is None:
             return None
-        entering = asyncio.ensure_future(self._adapters.enter(prepared.job.lora))
-        self._entering[run] = entering
+        entering = self._entering[run] = asyncio.ensure_future(self._adapters.enter(lora))
         try:
-            return await entering
+            await asyncio.wait({entering})
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return ABORTED
+            if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
+                self._adapters.leave(lora)
+            raise
         finally:
             del self._entering[run]
-            entering.cancel()
+        return ABORTED if entering.cancelled() else entering.result()
 
     async def _outputs(
         self, run: str, prepared: Prepared, priority: int, request: Any

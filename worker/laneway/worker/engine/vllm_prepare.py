@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from laneway.schemas.job import Chat, ChatMessage, Job, Prompt, TokenIds
-from laneway.worker.engine.checks import check_token_ids, fit_tokens
+from laneway.worker.engine.checks import check_again, check_token_ids, fit_tokens, text_of
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo, Prepared
 
@@ -38,6 +38,7 @@ class Preparer:
                 "sampling.prompt_logprobs: expected nothing, since results have no room for them",
                 "sampling.prompt_logprobs",
             )
+        check_again(job)
         ids = self._token_ids(job)
         check_token_ids(job, ids, self._info.vocabulary)
         room = fit_tokens(len(ids), job.sampling.max_tokens, self._info)
@@ -88,24 +89,13 @@ class Preparer:
 
 def _message(message: ChatMessage) -> dict[str, Any]:
     """A message as templates expect it: content as text, arguments of tool calls as objects."""
-    made: dict[str, Any] = {"role": message.role, "content": _text(message)}
+    made: dict[str, Any] = {"role": message.role, "content": text_of(message)}
     for field in ("name", "tool_call_id"):
         if (value := getattr(message, field)) is not None:
             made[field] = value
     if message.tool_calls:
         made["tool_calls"] = [_call(call) for call in message.tool_calls]
     return made
-
-
-def _text(message: ChatMessage) -> str:
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    parts = []
-    for part in message.content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise JobRefused("unsupported", "messages: expected parts of type text only", "messages")
-        parts.append(part["text"])
-    return "\n".join(parts)
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
