@@ -11,6 +11,7 @@ from msgspec import Struct
 from laneway.schemas.errors import UnreadableEntry
 from laneway.schemas.ids import JobId
 from laneway.schemas.keys import Lane
+from laneway.schemas.outcome import Failed, JobError, Result, Timeline
 from laneway.schemas.record import ENTRY_DATA, ENTRY_JOB_ID, ENTRY_SUBMITTED
 from laneway.schemas.wire import decode_job
 from laneway.worker.ports import Claim, Unreadable
@@ -81,6 +82,18 @@ def read_entry(raw: RawEntry, data: bytes | None, now_ms: int) -> Claim | Unread
         deadline=deadline,
         cancelled=raw.cancelled,
         outputs=raw.outputs,
+    )
+
+
+def unreadable_result(entry: Unreadable, job_id: JobId, model: str, now_ms: int) -> Result:
+    """What the consumer of a job gets whose entry cannot be read."""
+    error = JobError(code="unreadable", message=f"the job cannot be read: {entry.reason}")
+    return Result(
+        job_id=job_id,
+        outcome=Failed(error=error),
+        model=model,
+        attempt=entry.attempt,
+        timeline=Timeline(ended_ms=now_ms),
     )
 
 

@@ -15,7 +15,7 @@ from laneway.schemas.errors import UnreadableEntry
 from laneway.schemas.events import Event
 from laneway.schemas.ids import JobId, WorkerId, queue_tag
 from laneway.schemas.keys import GROUP, Keys, Lane, PartitionKeys, lanes
-from laneway.schemas.outcome import Failed, JobError, Result, Timeline
+from laneway.schemas.outcome import Failed, JobError, Result
 from laneway.schemas.record import OUTPUT_EVENTS
 from laneway.worker.errors import QueueUnavailable, QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
@@ -24,7 +24,7 @@ from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.admin import check_fit, server_facts
 from laneway.worker.queue.connection import Connection, Script, mapped
 from laneway.worker.queue.depths import read_depth
-from laneway.worker.queue.entries import RawEntry, raw_entry, read_entry
+from laneway.worker.queue.entries import RawEntry, raw_entry, read_entry, unreadable_result
 
 OUTPUT_ENTRIES = 10_000
 """Entries that an output stream keeps for a consumer that is slow or reconnects; what it misses, the result holds."""
@@ -39,7 +39,7 @@ IDLE_CONSUMER_MS = 3_600_000
 
 _PULL, _RENEW, _SETTLE = Script("pull"), Script("renew"), Script("settle")
 _HAND_BACK, _RETRY, _RECLAIM = Script("hand_back"), Script("retry"), Script("reclaim")
-_BURY, _SWEEP = Script("bury"), Script("sweep")
+_START, _BURY, _SWEEP = Script("start"), Script("bury"), Script("sweep")
 
 
 class QueueOptions(Struct, frozen=True, kw_only=True):
@@ -209,8 +209,7 @@ class RedisQueue:
     async def start(self, claim: Claim) -> None:
         """See `JobQueue.start`."""
         record = self._part(claim.lane).job(claim.job.id)
-        await self._ask("HSET", record, "state", "running", "started", self.now_ms())
-        await self._ask("PEXPIRE", record, _ms(self._options.job_ttl_s))
+        await self._run(_START, [record], [claim.attempt])
 
     # --- ending -----------------------------------------------------------------
 
@@ -266,15 +265,7 @@ class RedisQueue:
         job_id = entry.job_id or JobId("")
         result = b""
         if entry.job_id is not None:
-            error = JobError(code="unreadable", message=f"the job cannot be read: {entry.reason}")
-            now = self.now_ms()
-            outcome = Failed(error=error)
-            times = Timeline(ended_ms=now)
-            result = wire.encode(
-                Result(
-                    job_id=job_id, outcome=outcome, model=self._model, attempt=entry.attempt, timeline=times
-                )
-            )
+            result = wire.encode(unreadable_result(entry, job_id, self._model, self.now_ms()))
         await self._run(
             _BURY,
             [part.lane(entry.lane), part.dead, part.job(job_id), part.result(job_id), part.load],
