@@ -27,7 +27,7 @@ from laneway.worker.policy.headroom import Headroom
 from laneway.worker.policy.order import Band, Candidate, Pace, rank
 from laneway.worker.policy.reserve import Decayed, Traffic
 from laneway.worker.policy.slots import COLD_WAIT_S, Slots
-from laneway.worker.policy.victims import WASTE_HORIZON_S, WASTE_SHARE, choose_victims
+from laneway.worker.policy.victims import WASTE_HORIZON_S, WASTE_SHARE, choose_adapter_victims, choose_victims
 
 FEED_STEPS = 2.0
 """Steps' worth of throughput prompts in the engine: one computed, one ready (notes 3.5: k_feed = 2). An engine that
@@ -243,26 +243,31 @@ def _admit_urgent(state: State, view: _View, draft: _Draft, ranked: _Ranked) -> 
             _take(state, view, draft, job, Band.URGENT)
             continue
         draft.reasons[job.id] = reason
+        if job.latency and not draft.preempt:
+            draft.preempt = _victims_for(state, view, job, reason)
         if reason is Reason.ADAPTER and job.adapter is not None:
             slots.want(state.slots, job.adapter)
-            continue
-        draft.stop = Reason.OLDER  # no throughput job may take what this one waits for
-        if job.latency and not draft.preempt:
-            draft.preempt = _victims_for(state, view, job)
+        else:
+            draft.stop = Reason.OLDER  # no throughput job may take what this one waits for
     return passed
 
 
-def _victims_for(state: State, view: _View, job: Candidate) -> tuple[str, ...]:
+def _victims_for(state: State, view: _View, job: Candidate, reason: Reason) -> tuple[str, ...]:
     room = state.headroom
     allowance = WASTE_SHARE * state.computed.read(view.now) - state.wasted.read(view.now)
-    victims = choose_victims(
-        room.holdings.values(),
-        seats=job.seats - room.free,
-        kv=_kv_missing(state, view, job),
-        now=view.now,
-        pace=view.pace,
-        allowance=allowance,
-    )
+    if reason is Reason.ADAPTER:
+        victims = choose_adapter_victims(
+            room.holdings.values(), allowance=allowance, spare=state.slots.pinned
+        )
+    else:
+        victims = choose_victims(
+            room.holdings.values(),
+            seats=job.seats - room.free,
+            kv=_kv_missing(state, view, job),
+            now=view.now,
+            pace=view.pace,
+            allowance=allowance,
+        )
     for victim in victims:
         holding = room.holdings[victim]
         state.wasted.add(holding.candidate.prompt_tokens + holding.generated, view.now)

@@ -6,7 +6,7 @@ and over (a pilot saw 25 preemptions among 24 jobs).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from laneway.worker.policy.headroom import Holding, kv_of
 from laneway.worker.policy.order import Pace
@@ -38,6 +38,30 @@ def choose_victims(
         seats -= holding.candidate.seats
         kv -= kv_of(holding.candidate)
     return tuple(chosen) if seats <= 0 and kv <= 0 else ()
+
+
+def choose_adapter_victims(
+    holdings: Iterable[Holding], *, allowance: float, spare: Collection[str]
+) -> tuple[str, ...]:
+    """All jobs of the one adapter that is cheapest to put off, so that its slot becomes free.
+
+    Adapters with a job that may not be preempted, and those in `spare`, are left alone.
+    """
+    by_adapter: dict[str, list[Holding]] = {}
+    for holding in holdings:
+        if holding.candidate.adapter is not None and holding.candidate.adapter not in spare:
+            by_adapter.setdefault(holding.candidate.adapter, []).append(holding)
+    costs = {
+        adapter: sum(h.candidate.prompt_tokens + h.generated for h in group)
+        for adapter, group in by_adapter.items()
+        if all(_eligible(h) for h in group)
+    }
+    if not costs:
+        return ()
+    cheapest = min(costs, key=lambda adapter: (costs[adapter], adapter))
+    if costs[cheapest] > allowance:
+        return ()
+    return tuple(h.candidate.id for h in by_adapter[cheapest])
 
 
 def _eligible(holding: Holding) -> bool:

@@ -98,7 +98,7 @@ def flood(row: Row, spec: EngineSpec, seed: int = 0) -> Figures:
         spec = _replace(spec, model=slower, ahead=False)
 
     def hook(engine: Engine) -> Limits:
-        busy = engine.waiting_latency_tokens() or any(job.latency for job in engine.running.values())
+        busy = engine.waiting_latency() or any(job.latency for job in engine.running.values())
         return Limits(row.budget if busy else spec.step_tokens)
 
     engine = Engine(spec, Random(seed), hook)

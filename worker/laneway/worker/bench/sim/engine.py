@@ -4,6 +4,9 @@ Imitated: running jobs first in order of admission, then the waiting by arrival 
 step, chunked prefill with an optional cap, seats, KV tokens, at most `max_loras` adapters in a batch, preemption
 (recompute) only when KV runs out, one step of look-ahead as in async scheduling, and no preemption for who waits.
 
+A step hook stands for a `scheduler_cls`: it may set the step's budget, put latency prompts first, and pause throughput
+jobs for a step; they keep their KV.
+
 Simplified: KV is counted in tokens, not blocks; each decoding job gets its token even when the budget is smaller than
 their number; answers end at their length, never earlier.
 """
@@ -17,6 +20,7 @@ from random import Random
 
 from msgspec import Struct, field
 
+from laneway.worker.bench.sim.decoders import Decoders, Entry
 from laneway.worker.bench.sim.jobs import SimJob
 from laneway.worker.policy.cost import CostModel
 
@@ -54,18 +58,21 @@ class Limits(Struct, frozen=True):
     """Most tokens of one throughput prompt; 0: none."""
     latency_first: bool = False
     """Prompts of latency jobs before those that run already."""
+    pause: bool = False
+    """Throughput jobs get nothing in this step, and keep what they hold."""
 
 
 class Batch(Struct):
     """One planned step."""
 
-    index: int
+    ticks: tuple[Decoders, ...]
+    """Classes that take part."""
     prefill: int = 0
     decodes: int = 0
     kv: int = 0
-    first: list[tuple[SimJob, int]] = field(default_factory=list)
-    """Jobs that get the first token of a run, with the run's number."""
-    finish: list[tuple[SimJob, int]] = field(default_factory=list)
+    first: list[Entry] = field(default_factory=list)
+    """Jobs that get the first token of a run."""
+    finish: list[Entry] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -82,22 +89,18 @@ class Engine:
         self.prefilling: list[SimJob] = []
         self.adapters: dict[str, int] = {}
         """Jobs per adapter among the running."""
-        self.decodes = 0
-        self.decode_kv = 0
+        self.latency = Decoders()
+        self.throughput = Decoders()
         self.kv_used = 0
         self.preemptions = 0
         self.executing: Batch | None = None
         self.end = math.inf
-        self.ends: list[float] = []
-        """When each step ended."""
+        """When the running step ends."""
+        self.now = 0.0
         self._rng = rng
         self._waiting: list[tuple[int, int, SimJob]] = []
         self._order = 0
         self._prepared: Batch | None = None
-        self._joining: list[tuple[SimJob, int]] = []
-        self._leaving: dict[int, list[tuple[SimJob, int]]] = {}
-        self._planned = 0
-        self._settled = 0
         self._resident: dict[str, None] = {}
         self._stall = 0.0
 
@@ -108,9 +111,20 @@ class Engine:
         """Jobs submitted and not running."""
         return len(self._waiting)
 
-    def waiting_latency_tokens(self) -> int:
-        """Prompt tokens of latency jobs that wait for a seat or a step."""
-        return sum(job.context for _, _, job in self._waiting[:64] if job.latency)
+    @property
+    def decodes(self) -> int:
+        """Sequences that decode."""
+        return self.latency.count + self.throughput.count
+
+    @property
+    def decode_kv(self) -> int:
+        """Context tokens that they attend to."""
+        return self.latency.kv + self.throughput.kv
+
+    def waiting_latency(self) -> list[SimJob]:
+        """Latency jobs whose prompt is not computed yet."""
+        seated = [job for job in self.prefilling if job.latency]
+        return seated + [job for _, _, job in self._waiting[:64] if job.latency]
 
     def submit(self, job: SimJob, now: float, priority: int = 0) -> None:
         """Hand a job over; it waits inside the engine until a step takes it."""
@@ -119,25 +133,30 @@ class Engine:
         job.priority = priority if self.spec.by_priority else 0
         job.context = job.prompt + job.generated
         job.computed = 0
-        job.first_step = -1
+        job.first_tick = -1
         self._order += 1
         heapq.heappush(self._waiting, (job.priority, self._order, job))
 
     def abort(self, job: SimJob) -> None:
-        """Take a running job out; the tokens it has are kept in `job.generated`."""
+        """Take a job out; the tokens it has are kept in `job.generated`."""
         if job.id in self.running:
             self._evict(job)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not job]
+            heapq.heapify(self._waiting)
 
     def generated_of(self, job: SimJob) -> int:
         """Tokens that a job has by the last ended step."""
-        if job.first_step < 0:
-            return job.generated
-        return min(job.output, job.generated + max(0, len(self.ends) - job.first_step))
+        return self._decoders(job).generated(job)
+
+    def _decoders(self, job: SimJob) -> Decoders:
+        return self.latency if job.latency else self.throughput
 
     # --- what the world does --------------------------------------------------------
 
     def start(self, now: float) -> None:
         """Begin a step if none runs and there is work; with look-ahead, also fix the next one."""
+        self.now = now
         if self.executing is None:
             self.executing, self._prepared = self._prepared or self._plan(), None
             if self.executing is None:
@@ -151,7 +170,8 @@ class Engine:
         batch = self.executing
         assert batch is not None
         self.executing, self.end = None, math.inf
-        self.ends.append(now)
+        for decoders in batch.ticks:
+            decoders.ends.append(now)
         shown = now + self.spec.reply_s
         for job, run in batch.first:
             if job.run == run:
@@ -162,7 +182,7 @@ class Engine:
                 job.last = shown
         for job, run in batch.finish:
             if job.run == run:
-                self._note_tokens(job, batch.index, shown)
+                self._note_tokens(job, shown)
                 self._free(job)
                 job.generated = job.output
                 job.ended = shown
@@ -171,43 +191,28 @@ class Engine:
     # --- planning a step ------------------------------------------------------------
 
     def _plan(self) -> Batch | None:
-        index = self._planned
-        self._settle_decodes(index)
         limits = self.hook(self) if self.hook else Limits(self.spec.step_tokens, self.spec.long_prefill)
-        preempted = self._make_room()
-        batch = Batch(index, decodes=self.decodes, kv=self.decode_kv)
-        budget = max(0, limits.tokens - self.decodes)
-        self.kv_used += self.decodes
+        ticks = (self.latency,) if limits.pause else (self.latency, self.throughput)
+        for decoders in ticks:
+            decoders.settle()
+        batch = Batch(ticks, decodes=sum(d.count for d in ticks), kv=sum(d.kv for d in ticks))
+        may_admit = not self._make_room(batch)
+        budget = max(0, limits.tokens - batch.decodes)
+        self.kv_used += batch.decodes
         if limits.latency_first:
             budget = self._prefill_running(batch, budget, limits, latency_only=True)
-            if not preempted:
+            if may_admit:
                 budget = self._admit(batch, budget, limits, latency_only=True)
-        budget = self._prefill_running(batch, budget, limits)
-        if not preempted:
-            self._admit(batch, budget, limits)
+        if not limits.pause:
+            budget = self._prefill_running(batch, budget, limits)
+            if may_admit:
+                self._admit(batch, budget, limits)
         if not batch.prefill and not batch.decodes:
             return None
-        batch.finish = [entry for entry in self._leaving.get(index + 1, ()) if entry[0].run == entry[1]]
-        self._planned += 1
+        for decoders in ticks:
+            batch.finish += decoders.commit()
         batch.seconds = self._seconds(batch)
         return batch
-
-    def _settle_decodes(self, index: int) -> None:
-        """Move the decoding set from step `index - 1` to step `index`."""
-        self._settled = index
-        for job, run in self._leaving.pop(index, ()):
-            if job.run == run and index - 1 > job.first_step:
-                self.decodes -= 1
-                self.decode_kv -= job.context + (index - 1 - job.first_step)
-        self.decode_kv += self.decodes
-        for job, run in self._joining:
-            if job.run == run and index < self._leaves_at(job):
-                self.decodes += 1
-                self.decode_kv += job.context + 1
-        self._joining.clear()
-
-    def _leaves_at(self, job: SimJob) -> int:
-        return job.first_step + job.output - job.generated
 
     def _prefill_running(
         self, batch: Batch, budget: int, limits: Limits, *, latency_only: bool = False
@@ -229,10 +234,8 @@ class Engine:
         self.kv_used += tokens
         batch.prefill += tokens
         if job.computed == job.context:
-            job.first_step = batch.index
             batch.first.append((job, job.run))
-            self._joining.append((job, job.run))
-            self._leaving.setdefault(self._leaves_at(job), []).append((job, job.run))
+            self._decoders(job).join(job)
         return tokens
 
     def _admit(self, batch: Batch, budget: int, limits: Limits, *, latency_only: bool = False) -> int:
@@ -281,10 +284,10 @@ class Engine:
         """Whether the adapter is in one of the engine's slots."""
         return adapter in self._resident
 
-    def _make_room(self) -> bool:
+    def _make_room(self, batch: Batch) -> bool:
         """Preempt until every decoding job has room for one more token; True when somebody had to go."""
-        preempted = False
-        while self.kv_used + self.decodes > self.spec.kv_tokens and len(self.running) > 1:
+        before = self.preemptions
+        while self.kv_used + batch.decodes > self.spec.kv_tokens and len(self.running) > 1:
             if self.spec.by_priority:
                 victim = max(self.running.values(), key=lambda job: (job.priority, job.arrival))
             else:
@@ -293,40 +296,34 @@ class Engine:
             self._order += 1
             heapq.heappush(self._waiting, (victim.priority, -self._order, victim))
             self.preemptions += 1
-            preempted = True
-        return preempted
+            batch.decodes = sum(d.count for d in batch.ticks)
+            batch.kv = sum(d.kv for d in batch.ticks)
+        return self.preemptions > before
 
     def _evict(self, job: SimJob) -> None:
         have = self.generated_of(job)
         self._free(job)
-        if job.first_step >= 0:
-            self._note_tokens(job, len(self.ends) - 1, job.last)
-            self._forget_decode(job)
+        if job.first_tick >= 0:
+            self._note_tokens(job, job.last)
+            self._decoders(job).forget(job)
         else:
             self.prefilling = [other for other in self.prefilling if other is not job]
         job.run += 1
         job.generated = have
         job.preempted += 1
-        job.context, job.computed, job.first_step = job.prompt + have, 0, -1
-
-    def _forget_decode(self, job: SimJob) -> None:
-        """Take a job out of the decoding set."""
-        if job.first_step < self._settled < self._leaves_at(job):
-            self.decodes -= 1
-            self.decode_kv -= job.context + (self._settled - job.first_step)
+        job.context, job.computed, job.first_tick = job.prompt + have, 0, -1
 
     def _free(self, job: SimJob) -> None:
         del self.running[job.id]
-        decoded = 0 if job.first_step < 0 else min(self._planned, self._leaves_at(job)) - 1 - job.first_step
-        self.kv_used -= job.computed + max(0, decoded)
+        self.kv_used -= job.computed + self._decoders(job).planned_decodes(job)
         if job.adapter is not None:
             self.adapters[job.adapter] -= 1
             if not self.adapters[job.adapter]:
                 del self.adapters[job.adapter]
 
-    def _note_tokens(self, job: SimJob, last_step: int, shown: float) -> None:
-        """Widest gap between the tokens of this run, up to `last_step`."""
-        times = self.ends[job.first_step : last_step + 1]
+    def _note_tokens(self, job: SimJob, shown: float) -> None:
+        """Widest gap between the tokens of this run so far."""
+        times = self._decoders(job).token_times(job)
         if len(times) > 1:
             gaps = map(float.__sub__, times[1:], times)
             job.worst_gap = max(job.worst_gap, max(gaps))

@@ -45,8 +45,8 @@ class SimJob(Struct, kw_only=True, eq=False):
     """Prompt tokens of this run computed so far."""
     context: int = 0
     """Prompt of this run: the prompt and all tokens from before a preemption."""
-    first_step: int = -1
-    """Step that gives the run's first token."""
+    first_tick: int = -1
+    """Tick of its class (see `decoders`) that gives the run's first token."""
     run: int = 0
     """Counts runs, so that what was planned for an earlier run is void."""
 

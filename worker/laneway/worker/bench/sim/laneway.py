@@ -13,7 +13,7 @@ from laneway.worker.bench.sim.jobs import SimJob
 from laneway.worker.bench.sim.policies import HIGH, LOW
 from laneway.worker.policy import cost, headroom, lengths, planner
 from laneway.worker.policy.affinity import may_pull
-from laneway.worker.policy.budget import BudgetRule, long_prefill_cap, step_budget
+from laneway.worker.policy.budget import BudgetRule, long_prefill_cap, pause_throughput, step_budget
 from laneway.worker.policy.headroom import Headroom
 from laneway.worker.policy.lengths import Lengths
 from laneway.worker.policy.order import Band, Candidate
@@ -41,6 +41,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Tenant counters; else all jobs are one tenant's."""
     late: bool = True
     """Late binding; else throughput work fills the engine's seats as they come."""
+    pause: bool = True
+    """The second level lets throughput jobs sit out a step that a latency job cannot wait for."""
     feed_steps: float = 3.0
     """Two, and one more for the look-ahead of async scheduling."""
     fixed: int | None = None
@@ -79,17 +81,25 @@ class Worker:
             self.state.model = cost.solve(self.evidence, self.profile)
 
     def limits(self, engine: Engine) -> Limits:
-        """The second level: what the next step may compute, and how much of it is kept for waiting latency jobs."""
-        need = engine.waiting_latency_tokens()
-        need += sum(job.context - job.computed for job in engine.prefilling if job.latency)
-        reading = need > 0 or self.state.headroom.latency_seats > 0
+        """The second level: what the next step may compute, and who sits it out for a waiting latency job."""
         state = self.state
+        waiting = engine.waiting_latency()
+        need = sum(job.context - job.computed for job in waiting)
+        decodes, kv = engine.decodes, engine.decode_kv
+        reading = need > 0 or state.headroom.latency_seats > 0
         budget = step_budget(
-            state.model, state.rule, decodes=engine.decodes, kv=engine.decode_kv, reading=reading
+            state.model, state.rule, decodes=decodes, kv=kv, reading=reading, latency_prefill=need
         )
         prompts = sum(1 for job in engine.prefilling if not job.latency)
-        cap = long_prefill_cap(budget.tokens, decodes=engine.decodes, latency_prefill=need, prompts=prompts)
-        return Limits(budget.tokens, cap, latency_first=True)
+        cap = long_prefill_cap(budget.tokens, decodes=decodes, latency_prefill=need, prompts=prompts)
+        pause = False
+        if waiting and self.options.pause:
+            due = min(job.arrival + job.ttft_s for job in waiting) - engine.spec.reply_s
+            begins = engine.now if engine.executing is None else engine.end
+            pause = pause_throughput(
+                state.model, begins=begins, due=due, latency_prefill=need, decodes=decodes, kv=kv
+            )
+        return Limits(budget.tokens, cap, latency_first=True, pause=pause)
 
 
 class Laneway:

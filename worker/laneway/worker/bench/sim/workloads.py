@@ -47,7 +47,9 @@ class Mix(Struct, frozen=True, kw_only=True):
     tenants: dict[str, float] = {}
     """Throughput load per tenant, in place of `throughput_load`."""
     adapters: int = 0
-    """Adapters, drawn by Zipf(1.0); 0: the base model only."""
+    """Adapters of throughput jobs, drawn by Zipf(1.0); 0: the base model only."""
+    latency_adapters: int = 0
+    """Of these, the hottest, which latency jobs draw from alike."""
 
 
 WORKLOADS: dict[str, Mix] = {
@@ -58,8 +60,8 @@ WORKLOADS: dict[str, Mix] = {
     "deadlines120": Mix(latency_load=0.3, throughput_load=0.9, deadlines=(1.2, 2.0, 10.0), seconds=180.0),
     "overload": Mix(latency_load=0.9, throughput_load=0.6),
     "tenants": Mix(latency_load=0.1, tenants={"small": 0.4, "middle": 1.6, "large": 6.4}),
-    "workers": Mix(latency_load=0.3, backlog=True, adapters=32),
-    "adapters": Mix(latency_load=0.2, backlog=True, adapters=32),
+    "workers": Mix(latency_load=0.2, backlog=True, adapters=32, latency_adapters=8, seconds=60.0),
+    "adapters": Mix(latency_load=0.2, backlog=True, adapters=32, latency_adapters=2, seconds=60.0),
 }
 WORKERS = {"workers": 4}
 """Engines of a workload; 1 where it is not named."""
@@ -141,7 +143,7 @@ def _latency_job(rng: Random, mix: Mix, model: CostModel, at: float) -> SimJob:
         max_tokens=MAX_TOKENS,
         ttft_s=ttft,
         tpot_s=TPOT_S,
-        adapter=_adapter(rng, mix.adapters),
+        adapter=_adapter(rng, mix.latency_adapters),
     )
 
 
