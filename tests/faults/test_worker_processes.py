@@ -18,18 +18,18 @@ from laneway.schemas.outcome import Completed, Failed, Result
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(90)]
 
-STEP_S = 0.02
-"""Length of an engine step in these tests: a job of 100 tokens takes two seconds."""
+STEP_S = 0.01
+"""Length of an engine step in these tests: a job of 100 tokens takes a second."""
 
 MakeWorker = Callable[..., WorkerProcess]
 
 
 @pytest.fixture
 def worker(redis_url: str, namespace: str, tmp_path: Path) -> MakeWorker:
-    """Makes workers with 32 seats and a lease of two seconds, each with a log of its own."""
+    """Makes workers with 32 seats and a lease of 1.5 seconds, each with a log of its own."""
 
     def make(name: str = "a", **options: object) -> WorkerProcess:
-        given: dict[str, Any] = {"lease_s": 2, "engine.seats": 32, "engine.base_s": STEP_S, **options}
+        given: dict[str, Any] = {"lease_s": 1.5, "engine.seats": 32, "engine.base_s": STEP_S, **options}
         return WorkerProcess(given.pop("url", redis_url), namespace, tmp_path / f"{name}.log", **given)
 
     return make
@@ -204,7 +204,7 @@ async def test_when_the_engine_dies_its_jobs_are_offered_again(
 
 async def test_a_hung_engine_is_given_up(worker: MakeWorker, producer: Producer) -> None:
     """No step for `hang_s` with jobs inside: exit code 3, the jobs go to another worker."""
-    async with worker("a", hang_s=1, lease_s=10) as first:
+    async with worker("a", hang_s=0.5, lease_s=10) as first:
         await first.ready()
         jobs = await submit(producer, 3)
         await first.says("job.first_token", times=3)
