@@ -25,7 +25,7 @@ if (state == 'queued' or state == 'retrying') and lane and entry then
     local time = redis.call('TIME')
     redis.call('HSET', KEYS[1], 'state', 'cancelled', 'ended', time[1] * 1000 + math.floor(time[2] / 1000))
     redis.call('PEXPIRE', KEYS[1], ARGV[6])
-    redis.call('HINCRBY', KEYS[6], lane, -tonumber(record[6] or '0'))
+    redis.call('HINCRBY', KEYS[6], lane, 0 - tonumber(record[6] or '0'))
     return {'cancelled', record[5] or ''}
   end
 end

@@ -11,7 +11,7 @@ if ARGV[4] ~= '' then
     redis.call('HSET', KEYS[3], 'state', 'failed', 'error', 'unreadable',
       'ended', time[1] * 1000 + math.floor(time[2] / 1000))
     redis.call('PEXPIRE', KEYS[3], ARGV[6])
-    redis.call('HINCRBY', KEYS[5], ARGV[7], -tonumber(redis.call('HGET', KEYS[3], 'tokens') or '0'))
+    redis.call('HINCRBY', KEYS[5], ARGV[7], 0 - tonumber(redis.call('HGET', KEYS[3], 'tokens') or '0'))
   end
 end
 if found then

@@ -21,6 +21,6 @@ if known[1] then
   redis.call('HSET', KEYS[2], 'state', ARGV[6], 'settled', ARGV[3], 'error', ARGV[10],
     'ended', time[1] * 1000 + math.floor(time[2] / 1000))
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
-  redis.call('HINCRBY', KEYS[5], ARGV[7], -tonumber(known[3] or '0'))
+  redis.call('HINCRBY', KEYS[5], ARGV[7], 0 - tonumber(known[3] or '0'))
 end
 return 'STORED'
