@@ -146,7 +146,8 @@ class Attempt:
         self._engine = engine
         self._adapters = adapters
         self._worker = worker
-        self._now_ms = now_ms
+        self._clock = now_ms
+        self._last_ms = claim.claimed_ms
         self._emit = emit
         self._entered = entered
         self._telemetry = telemetry
@@ -257,7 +258,7 @@ class Attempt:
     def _enter(self) -> None:
         job, attempt = self.claim.job, self.claim.attempt
         self.engine_since = time.monotonic()
-        self._started_ms = self._now_ms()
+        self._started_ms = self._now()
         if attempt > 1:
             self._emit(Restarted(job_id=job.id, attempt=attempt))
         self._emit(Started(job_id=job.id, attempt=attempt))
@@ -284,7 +285,7 @@ class Attempt:
             self._seq += 1
 
     def _first_token(self, piece: Piece) -> None:
-        self._first_token_ms = self._now_ms()
+        self._first_token_ms = self._now()
         self._usage = replace(self._usage, cached_tokens=piece.cached_tokens)
         self._tell("job.first_token", seconds=(self._first_token_ms - self.claim.submitted_ms) / 1000)
 
@@ -337,10 +338,15 @@ class Attempt:
                 claimed_ms=claim.claimed_ms,
                 started_ms=self._started_ms,
                 first_token_ms=self._first_token_ms,
-                ended_ms=self._now_ms(),
+                ended_ms=self._now(),
             ),
             metadata=claim.job.metadata,
         )
+
+    def _now(self) -> int:
+        # The server's clock is read anew now and then: what follows must not seem to have come before.
+        self._last_ms = max(self._last_ms, self._clock())
+        return self._last_ms
 
     def _choices(self) -> tuple[Choice, ...]:
         return tuple(self._answers[index].choice() for index in sorted(self._answers))
