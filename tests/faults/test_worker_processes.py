@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import StartServer
 from tests.support.worker_process import WorkerProcess
 
 from laneway.producer.client import Producer
@@ -288,3 +289,31 @@ async def test_nothing_secret_reaches_the_log(worker: MakeWorker, producer: Prod
         # An adapter's id is a name, not content: it is in the log on purpose.
         told = [line for line in only.text().splitlines() if CANARY in line]
         assert [line for line in told if f'"lora": "{CANARY}"' not in line] == []
+
+
+# --- the server ---------------------------------------------------------------
+
+
+async def test_outcomes_survive_a_crash_of_the_server(
+    worker: MakeWorker, start_server: StartServer, namespace: str
+) -> None:
+    """The server is killed while jobs run, and comes back with its data: each job once, nothing repeated, one line."""
+    server = start_server()
+    async with (
+        worker(url=server.url, lease_s=10) as only,
+        Producer(server.url, namespace=namespace, check_model=False) as producer,
+    ):
+        await only.ready()
+        jobs = await submit(producer, 10)
+        await only.says("job.first_token", times=10)
+        server.kill()
+        await only.says("queue.unavailable")
+        await asyncio.sleep(1.5)  # the jobs end meanwhile, which nobody can see from outside
+        server.start()
+        assert_completed(await results(producer, jobs), attempt=1)
+        await only.says("queue.recovered")
+        assert len(await only.says("queue.unavailable")) == 1
+        more = await submit(producer, 3, tokens=2)
+        assert_completed(await results(producer, more), attempt=1)
+        only.send(signal.SIGTERM)
+        assert await only.exit_code() == 0

@@ -28,6 +28,8 @@ from laneway.worker.errors import (
 from laneway.worker.health import HealthServer, Page, as_json
 from laneway.worker.metrics import CONTENT_TYPE, Measures, Metrics
 from laneway.worker.ports import Adapter, Depth, Engine, EngineStats, JobQueue
+from laneway.worker.queue.memory import MemoryServer
+from laneway.worker.queue.memory_queue import MemoryQueue
 from laneway.worker.queue.redis_queue import QueueOptions, RedisQueue
 from laneway.worker.service import BEAT_S, Service
 from laneway.worker.settings import WorkerSettings, load_settings
@@ -126,6 +128,10 @@ def _exit_code(error: LanewayError) -> int:
 
 def build_queue(settings: WorkerSettings, worker: WorkerId) -> JobQueue:
     """The queue that `redis_url` names."""
+    if settings.redis_url.startswith("memory://"):
+        return MemoryQueue(
+            MemoryServer(), settings.name, worker, partitions=settings.partitions, lease_s=settings.lease_s
+        )
     options = QueueOptions(
         url=settings.redis_url,
         namespace=settings.namespace,

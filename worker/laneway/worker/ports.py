@@ -87,6 +87,8 @@ class JobQueue(Protocol):
     async def open(self, card: ModelCard) -> None:
         """Check that the server is fit, create lanes and groups, register the model.
 
+        May be called again. A card without the context length, from before the engine is up, replaces none that has it.
+
         Raises:
             QueueUnfit: too old a server, an evicting memory policy, or another number of partitions in use.
         """

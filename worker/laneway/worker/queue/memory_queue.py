@@ -47,7 +47,8 @@ class MemoryQueue:
                 f"partitions: expected {known.partitions}, as the model {self._model} has on this server, "
                 f"got {self._partitions}"
             )
-        self._server.models[self._tag] = card
+        if card.context_tokens or not known.context_tokens:
+            self._server.models[self._tag] = card
         self._heard = [len(self._server.controls.get((self._tag, p), ())) for p in range(self._partitions)]
 
     async def close(self) -> None:

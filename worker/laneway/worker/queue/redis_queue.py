@@ -85,7 +85,8 @@ class RedisQueue:
                 f"partitions: expected {known.partitions}, as the model {self._model} has on this server, "
                 f"got {self._options.partitions}"
             )
-        await self._ask("HSET", self._keys.models, tag, wire.encode(card))
+        if card.context_tokens or not known.context_tokens:
+            await self._ask("HSET", self._keys.models, tag, wire.encode(card))
         for part in self._parts:
             last = await self._ask("XREVRANGE", part.control, "+", "-", "COUNT", 1)
             self._heard[part.control] = last[0][0].decode() if last else "0-0"
