@@ -184,7 +184,7 @@ class RedisInstallation:
         """The submit script's reply."""
         partition = int(job.id.split("-")[1], 16)
         part, lane, data = self.part(partition), Lane(partition, job.slo, job.bucket), wire.encode_job(job)
-        keys = [part.lane(lane), part.job(job.id), part.body(job.id), part.bell, part.load]
+        keys = [part.lane(lane), part.job(job.id), part.body(job.id), part.bell, part.load, part.memory]
         if job.idempotency_key:
             keys.append(part.idempotency(job.idempotency_key))
         beside = "1" if len(data) > wire.INLINE_BYTES else "0"

@@ -36,7 +36,8 @@ from laneway.producer.settings import ProducerSettings
 Command = tuple[Any, ...]
 """A command as the server takes it: name and arguments, text or bytes."""
 
-_MEMORY_RETRY_AFTER = 5.0  # seconds: memory frees as results expire, not at once
+MEMORY_RETRY_AFTER = 5.0
+"""Seconds: memory frees as results expire, not at once."""
 
 
 class ReplyLost(QueueUnavailable):
@@ -71,12 +72,13 @@ class Link:
     ) -> None:
         count = connections or settings.connections
         self._turns = asyncio.Semaphore(count)
-        self._turn_s = 2 * ((reply_timeout_s or settings.reply_timeout_s) + settings.connect_timeout_s)
+        self._reply_s = reply_timeout_s or settings.reply_timeout_s
+        self._connect_s = settings.connect_timeout_s
         self._closed = False
         try:
             self._pool: Any = ConnectionPool.from_url(
                 settings.redis_url,
-                socket_timeout=reply_timeout_s or settings.reply_timeout_s,
+                socket_timeout=None,  # time-outs are kept here: the client's swallow a cancellation now and then
                 socket_connect_timeout=settings.connect_timeout_s,
                 retry=Retry(NoBackoff(), 0),
                 protocol=2,
@@ -144,7 +146,7 @@ class Link:
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self._turn_s):
+            async with asyncio.timeout(2 * (self._connect_s + self._reply_s)):
                 await self._turns.acquire()
         except TimeoutError:
             raise QueueUnavailable(f"no connection to Redis at {self.address} became free") from None
@@ -157,7 +159,8 @@ class Link:
         if self._closed:
             raise ProducerClosed
         try:
-            return await self._pool.get_connection("laneway")
+            async with asyncio.timeout(self._connect_s):
+                return await self._pool.get_connection()
         except (AuthenticationError, AuthorizationError):
             raise QueueUnavailable(f"Redis at {self.address} refused the user or the password") from None
         except (RedisError, OSError) as error:
@@ -166,9 +169,10 @@ class Link:
     async def _exchange(self, connection: Any, commands: Sequence[Command], replies: list[Any]) -> None:
         healthy = False
         try:
-            await connection.send_packed_command(connection.pack_commands(commands))
-            for _ in commands:
-                replies.append(await _read(connection))  # noqa: PERF401 - what came before an error counts
+            async with asyncio.timeout(self._reply_s):
+                await connection.send_packed_command(connection.pack_commands(commands))
+                for _ in commands:
+                    replies.append(await _read(connection))  # noqa: PERF401 - what came before an error counts
             healthy = not any(isinstance(reply, ReadOnlyError) for reply in replies)
         except (RedisError, OSError) as error:
             raise QueueUnavailable(_reason(error)) from None
@@ -195,7 +199,7 @@ def checked(reply: Any) -> Any:
         QueueUnavailable: any other error; its first word is kept, since the rest may quote what was sent.
     """
     if isinstance(reply, OutOfMemoryError):
-        raise QueueFull("memory of the server", _MEMORY_RETRY_AFTER)
+        raise QueueFull("memory of the server", MEMORY_RETRY_AFTER)
     if isinstance(reply, Exception):
         words = str(reply).split()
         kind = words[0] if words and words[0].isupper() else type(reply).__name__
@@ -210,7 +214,8 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.errno is not None:  # below 0: the name's look-up failed
             return (os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)).lower()
         cause = cause.__cause__ or cause.__context__
-    return "no answer in time" if isinstance(error, RedisTimeout) else type(error).__name__
+    late = isinstance(error, TimeoutError | RedisTimeout)
+    return "no answer in time" if late else type(error).__name__
 
 
 def _address(options: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from laneway.producer.errors import QueueFull, SubmitStopped, SubmitUncertain
 from laneway.producer.fields import JobFields
-from laneway.producer.link import Command, Link, ReplyLost, Script, checked
+from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, Script, checked
 from laneway.producer.listener import Listener
 from laneway.producer.models import ModelCatalog, check_against
 from laneway.producer.settings import ProducerSettings
@@ -161,7 +161,7 @@ class Submitter:
     def _call(self, job: Job) -> Command:
         settings, lane = self._settings, _lane(job)
         at = self._keys.of_job(job.id)
-        keys = [at.lane(lane), at.job(job.id), at.body(job.id), at.bell, at.load]
+        keys = [at.lane(lane), at.job(job.id), at.body(job.id), at.bell, at.load, at.memory]
         if job.idempotency_key is not None:
             keys.append(at.idempotency(job.idempotency_key))
         data = encode_job(job)
@@ -189,6 +189,8 @@ class Submitter:
             full = waiting >= settings.lane_jobs
             bound = f"{settings.lane_jobs} jobs" if full else f"{settings.lane_tokens} tokens"
             return QueueFull(f"{bound} in {_lane(job).name}", _FULL_RETRY_AFTER)
+        if word == b"MEMORY":
+            return QueueFull("memory of the server", MEMORY_RETRY_AFTER)
         return Submitted(JobId(job_id.decode()), duplicate=word == b"KNOWN")
 
 

@@ -124,6 +124,11 @@ class PartitionKeys(Struct, frozen=True):
         return f"{self.tag}:load"
 
     @property
+    def memory(self) -> str:
+        """String: whether the server had room for further jobs when a submit last looked. TTL 100 ms."""
+        return f"{self.tag}:memory"
+
+    @property
     def dead(self) -> str:
         """Stream of dead-lettered jobs. Permanent until purged."""
         return f"{self.tag}:dead"

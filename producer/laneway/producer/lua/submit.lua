@@ -1,29 +1,43 @@
 -- Accept a job once. Safe to repeat with the same job id: the second time changes nothing.
 --
--- KEYS  1 lane  2 job record  3 body  4 bell  5 load  6 idempotency key (optional)
+-- KEYS  1 lane  2 job record  3 body  4 bell  5 load  6 memory mark  7 idempotency key (optional)
 -- ARGV  1 job id  2 encoded job  3 '1': the job lies beside the lane  4 lane name  5 record TTL ms
 --       6 idempotency TTL ms  7 most jobs in the lane  8 most tokens in the lane (0: no bound)  9 tokens of the job
 --       10 output stream ('' for none)
--- Reply {'NEW' | 'KNOWN' | 'FULL', job id, submitted ms, jobs in the lane}
---       KNOWN: the idempotency key belongs to that earlier job. FULL: nothing was changed.
+-- Reply {'NEW' | 'KNOWN' | 'FULL' | 'MEMORY', job id, submitted ms, jobs in the lane}
+--       KNOWN: the idempotency key belongs to that earlier job. FULL: the lane is at a bound, MEMORY: the server is at
+--       60% of its maxmemory, so that results still fit when jobs no longer do; in both cases nothing was stored.
 local id, lane = ARGV[1], KEYS[1]
 local submitted = redis.call('HGET', KEYS[2], 'submitted')
 if submitted then return {'NEW', id, tonumber(submitted), redis.call('XLEN', lane)} end
-if KEYS[6] then
-  local known = redis.call('GET', KEYS[6])
+if KEYS[7] then
+  local known = redis.call('GET', KEYS[7])
   if known and known ~= id then return {'KNOWN', known, 0, redis.call('XLEN', lane)} end
 end
 local waiting = redis.call('XLEN', lane)
 local most_tokens, tokens = tonumber(ARGV[8]), tonumber(ARGV[9])
 if waiting >= tonumber(ARGV[7]) then return {'FULL', id, 0, waiting} end
-if most_tokens > 0 and waiting > 0 then
+if waiting == 0 then
+  redis.call('HDEL', KEYS[5], ARGV[4]) -- jobs whose record had vanished are still counted in it
+elseif most_tokens > 0 then
   local load = tonumber(redis.call('HGET', KEYS[5], ARGV[4]) or '0')
   if load + tokens > most_tokens then return {'FULL', id, 0, waiting} end
 end
 
+-- Asking for the memory costs as much as the rest of this script: the answer is good for 100 ms.
+local mark = redis.call('GET', KEYS[6])
+if not mark then
+  local info = redis.pcall('INFO', 'memory')
+  local used = type(info) == 'string' and tonumber(string.match(info, 'used_memory:(%d+)'))
+  local most = type(info) == 'string' and tonumber(string.match(info, 'maxmemory:(%d+)'))
+  mark = used and most and most > 0 and used > 0.6 * most and 'full' or 'room'
+  redis.pcall('SET', KEYS[6], mark, 'PX', 100)
+end
+if mark == 'full' then return {'MEMORY', id, 0, waiting} end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if KEYS[6] then redis.call('SET', KEYS[6], id, 'PX', ARGV[6]) end
+if KEYS[7] then redis.call('SET', KEYS[7], id, 'PX', ARGV[6]) end
 local entry
 if ARGV[3] == '1' then
   redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[5])

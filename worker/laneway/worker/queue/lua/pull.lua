@@ -1,5 +1,7 @@
 -- Take waiting jobs, an exact total over several lanes (COUNT is per stream), each under a new lease.
 --
+-- At full memory nothing is delivered: what could not be settled is left to wait.
+--
 -- KEYS  1 held  2.. lanes, stage by stage
 -- ARGV  1 group  2 consumer  3 hash tag  4 total  5 record TTL ms  6 stages, then for each: lanes, cap
 -- Reply {now ms, 1 if a lane or its group is missing, then per job
@@ -8,11 +10,16 @@ local group, me, tag, room, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local reply, missing = {now, 0}, 0
+redis.call('SETRANGE', tag .. ':memory:none', 0, '') -- writes nothing; is refused where a result would be refused
 
 -- Back-offs that have passed: their entries wait with the consumer `held`, and go to the front with `returned`.
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 64)) do
   local lane, entry = string.match(member, '^(.-)|(.+)$')
-  redis.pcall('XCLAIM', tag .. ':lane:' .. lane, group, 'returned', 0, entry, 'JUSTID')
+  lane = tag .. ':lane:' .. lane
+  local pending = redis.pcall('XPENDING', lane, group, entry, entry, 1)
+  if pending[1] and pending[1][2] == 'held' then
+    redis.call('XCLAIM', lane, group, 'returned', 0, entry, 'JUSTID')
+  end
   redis.call('ZREM', KEYS[1], member)
 end
 
@@ -34,7 +41,8 @@ local function take(index, lane, items)
       taken = taken + 1
       local record = tag .. ':job:' .. id
       local attempt = redis.call('HINCRBY', record, 'attempt', 1)
-      redis.call('HSET', record, 'state', 'claimed', 'owner', me, 'claimed', now, 'entry', entry)
+      redis.call('HSET', record, 'state', 'claimed', 'owner', me, 'claimed', now, 'entry', entry,
+        'lane', string.match(lane, ':lane:(.+)$'))
       redis.call('PEXPIRE', record, ttl)
       local more = redis.call('HMGET', record, 'failures', 'outputs', 'losses')
       reply[#reply + 1] = {index, entry, fields, attempt, tonumber(more[1] or '0'), more[2] or '',
@@ -53,10 +61,12 @@ local function drain(index, lane, want)
     for _, p in ipairs(back) do claim[#claim + 1] = p[1] end
     got = take(index, lane, redis.call(unpack(claim)))
   end
-  if got < want then
+  for _ = 1, 8 do -- more than once only where entries of finished jobs were in the way
+    if got >= want then break end
     local read = redis.pcall('XREADGROUP', 'GROUP', group, me, 'COUNT', want - got, 'STREAMS', lane, '>')
     if read and read.err then return got, true end
-    if read and read[1] then got = got + take(index, lane, read[1][2]) end
+    if not (read and read[1]) then break end
+    got = got + take(index, lane, read[1][2])
   end
   return got, false
 end

@@ -9,8 +9,8 @@ local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)
 if pending.err or not pending[1] or pending[1][2] ~= ARGV[2] then return 0 end
 local time = redis.call('TIME')
 local due = time[1] * 1000 + math.floor(time[2] / 1000) + tonumber(ARGV[5])
+redis.call('XCLAIM', KEYS[1], ARGV[1], 'held', 0, ARGV[3], 'JUSTID') -- first: it is not refused at full memory
 redis.call('ZADD', KEYS[3], due, ARGV[7] .. '|' .. ARGV[3])
-redis.call('XCLAIM', KEYS[1], ARGV[1], 'held', 0, ARGV[3], 'JUSTID')
 if attempt then
   redis.call('HINCRBY', KEYS[2], 'failures', 1)
   redis.call('HSET', KEYS[2], 'state', 'retrying', 'error', ARGV[6], 'owner', '')
