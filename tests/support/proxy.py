@@ -27,6 +27,8 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._refusing = False
+        self.delay_s = 0.0
+        """How late every reply is passed on."""
         self.dropped = 0
         """Replies dropped so far."""
         self.accepted = 0
@@ -108,6 +110,8 @@ class Proxy:
                     self.dropped += 1
                     break
                 await self._flowing.wait()
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 link.down.write(data)
                 await link.down.drain()
         link.abort()

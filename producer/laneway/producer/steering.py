@@ -15,7 +15,7 @@ from laneway.schemas.record import OUTPUT_EVENTS
 from laneway.schemas.state import JobState
 from laneway.schemas.wire import encode
 
-_OUTPUT_ENTRIES = 100_000
+_OUTPUT_ENTRIES = 10_000  # as many as a worker keeps
 
 
 class Steering:
