@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from laneway.schemas.errors import InvalidJob
 from laneway.schemas.job import ChatMessage, Job, TokenIds
 from laneway.schemas.sampling import check_sampling
+from laneway.schemas.text import check_text
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo
 
@@ -21,6 +23,19 @@ def check_again(job: Job) -> None:
         check_sampling(job.sampling)
     except InvalidJob as error:
         raise JobRefused("invalid_job", str(error), error.field) from None
+
+
+def check_prompt(text: str) -> str:
+    """`text`, if a tokenizer can take it.
+
+    Raises:
+        JobRefused: `invalid_job`: it has lone surrogates or NUL characters.
+    """
+    try:
+        check_text("prompt", text, most_bytes=sys.maxsize)
+    except InvalidJob as error:
+        raise JobRefused("invalid_job", f"prompt: expected {error.expected}", "prompt") from None
+    return text
 
 
 def check_token_ids(job: Job, prompt: Iterable[int], vocabulary: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laneway.schemas.job import Chat, Job, Payload, Prompt, TokenIds
-from laneway.worker.engine.checks import check_again, check_token_ids, fit_tokens, text_of
+from laneway.worker.engine.checks import check_again, check_prompt, check_token_ids, fit_tokens, text_of
 from laneway.worker.engine.fake_text import tokenise
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo, Prepared
@@ -27,11 +27,11 @@ def prepare(job: Job, info: EngineInfo, answer_tokens: int) -> Prepared:
 def _token_ids(payload: Payload, vocabulary: int) -> tuple[int, ...]:
     match payload:
         case Prompt():
-            return tokenise(payload.text, vocabulary)
+            return tokenise(check_prompt(payload.text), vocabulary)
         case TokenIds():
             return payload.ids
         case Chat():
-            return tokenise(_render(payload), vocabulary)
+            return tokenise(check_prompt(_render(payload)), vocabulary)
 
 
 def _render(chat: Chat) -> str:

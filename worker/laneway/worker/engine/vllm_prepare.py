@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from laneway.schemas.job import Chat, ChatMessage, Job, Prompt, TokenIds
-from laneway.worker.engine.checks import check_again, check_token_ids, fit_tokens, text_of
+from laneway.worker.engine.checks import check_again, check_prompt, check_token_ids, fit_tokens, text_of
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo, Prepared
 
@@ -57,7 +57,7 @@ class Preparer:
         if len(text) > most * self._longest:
             # No tokenizer could make it fit: not worth seconds of work.
             fit_tokens(-(-len(text) // self._longest), None, self._info)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=special))
+        return tuple(self._tokenizer.encode(check_prompt(text), add_special_tokens=special))
 
     def _render(self, chat: Chat) -> str:
         extra = chat.template_kwargs or {}
