@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis.asyncio
@@ -39,7 +39,7 @@ async def server(redis_url: str) -> AsyncIterator[Any]:
 
 
 def fields(**more: Any) -> JobFields:
-    return JobFields(model="demo", prompt="Hello", **more)
+    return cast(JobFields, {"model": "demo", "prompt": "Hello", **more})
 
 
 # --- submit ------------------------------------------------------------------
@@ -303,7 +303,7 @@ async def test_waiting_ends_with_a_time_out_or_for_an_unknown_job(
         Producer(redis_url, namespace=namespace, recheck_s=(0.05, 0.1)) as producer,
     ):
         job = await producer.submit(**fields())
-        with pytest.raises(ResultTimeout, match="had not ended after 0.05 s"):
+        with pytest.raises(ResultTimeout, match=r"had not ended after 0\.05 s"):
             await producer.result(job.id, timeout=0.05)
         with pytest.raises(JobNotFound):
             await producer.result(new_job_id("demo", 0))

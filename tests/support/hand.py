@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,8 +60,7 @@ class Hand:
 
     async def finish_all(self, claims: Sequence[Claim]) -> None:
         """Complete each job with its own id as the answer."""
-        for claim in claims:
-            await self.finish(claim, claim.job.id)
+        await asyncio.gather(*(self.finish(claim, claim.job.id) for claim in claims))
 
 
 @asynccontextmanager

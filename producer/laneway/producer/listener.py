@@ -90,13 +90,14 @@ class Listener:
                 self._task = asyncio.create_task(self._read(), name="laneway output reader")
 
     async def close(self) -> None:
-        """Stop reading and remove the stream."""
+        """Stop reading, remove the stream and wake everybody."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             with contextlib.suppress(LanewayError):
                 await self._reader.ask("DEL", self.output)
         await self._reader.close()
+        self._poke_all()
 
     def mark(self, job_id: JobId) -> None:
         """Note that no event of `job_id` can stand earlier in the stream than what comes now."""
@@ -166,9 +167,12 @@ class Listener:
         if not await self._link.ask("PEXPIRE", self.output, self._ttl_ms):
             await self._create()
             self._marks.clear()
-            for inboxes in self._inboxes.values():  # whatever was published meanwhile went nowhere
-                for inbox in inboxes:
-                    inbox.poke()
+            self._poke_all()  # whatever was published meanwhile went nowhere
+
+    def _poke_all(self) -> None:
+        for inboxes in self._inboxes.values():
+            for inbox in inboxes:
+                inbox.poke()
 
     async def _read_once(self) -> None:
         read = ("XREAD", "COUNT", _READ_ENTRIES, "BLOCK", _BLOCK_MS, "STREAMS", self.output, self._last)
