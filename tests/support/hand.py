@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
 from laneway.schemas.cards import ModelCard
 from laneway.schemas.events import Ended, Event, Tokens
 from laneway.schemas.ids import new_worker_id
@@ -37,6 +39,10 @@ class Hand:
         claims = await self.claim()
         assert len(claims) == 1, f"{len(claims)} jobs were waiting"
         return claims[0]
+
+    def also(self, claim: Claim, output: str) -> Claim:
+        """The claim, publishing to one more output."""
+        return replace(claim, outputs=(*claim.outputs, output))
 
     async def say(self, claim: Claim, *pieces: str, first: int = 0) -> None:
         """Publish one token event for each of `pieces`, the first one numbered `first`."""
