@@ -148,7 +148,7 @@ class RedisInstallation:
         found: dict[str, list[tuple[str, int]]] = {}
         for lane in lanes(partition):
             for row in await self.client.xpending_range(
-                self.part(partition).lane(lane), GROUP, "-", "+", 10_000
+                self.part(partition).lane(lane), GROUP, "-", "+", 20_000
             ):
                 pair = (row["message_id"].decode(), row["times_delivered"])
                 found.setdefault(row["consumer"].decode(), []).append(pair)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from laneway.schemas.record import ENTRY_DATA, ENTRY_JOB_ID, ENTRY_SUBMITTED
 from laneway.schemas.wire import decode_job
 from laneway.worker.ports import Claim, Unreadable
 
-_MOST_ID = 64  # bytes of a job id; longer ones were not made here
+_LIKE_AN_ID = re.compile(rb"[A-Za-z0-9-]{1,64}")  # as in pull.lua: anything else was not made here
 
 
 class RawEntry(Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ def raw_entry(reply: Sequence[Any], lanes: Sequence[Lane]) -> RawEntry:
     fields = dict(zip(pairs[::2], pairs[1::2], strict=False))
     job_id = fields.get(ENTRY_JOB_ID.encode(), b"")
     submitted = fields.get(ENTRY_SUBMITTED.encode(), b"")
-    known = job_id.isascii() and 0 < len(job_id) <= _MOST_ID
+    known = _LIKE_AN_ID.fullmatch(job_id) is not None
     return RawEntry(
         lane=lanes[index],
         entry=entry.decode(),

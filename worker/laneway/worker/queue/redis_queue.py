@@ -35,11 +35,14 @@ BEATS = 3
 """Beats after which a worker's card fades."""
 KEPT_BYTES = 64 * 1024
 """Bytes of each field of an unreadable entry that its dead letter keeps."""
+SWEEP_S = 600.0
+"""Seconds between two looks of a worker for consumers that are gone."""
 IDLE_CONSUMER_MS = 3_600_000
 
 _PULL, _RENEW, _SETTLE = Script("pull"), Script("renew"), Script("settle")
 _HAND_BACK, _RETRY, _RECLAIM = Script("hand_back"), Script("retry"), Script("reclaim")
 _START, _BURY, _SWEEP = Script("start"), Script("bury"), Script("sweep")
+_SCRIPTS = (_PULL, _RENEW, _SETTLE, _HAND_BACK, _RETRY, _RECLAIM, _START, _BURY, _SWEEP)
 
 
 class QueueOptions(Struct, frozen=True, kw_only=True):
@@ -71,6 +74,7 @@ class RedisQueue:
         self._cursors: dict[Lane, str] = {}
         self._clock = (0, 0.0)  # the server's milliseconds, and our monotonic seconds then
         self._mending = asyncio.Lock()
+        self._swept_at = 0.0
 
     # --- opening ----------------------------------------------------------------
 
@@ -91,6 +95,7 @@ class RedisQueue:
             last = await self._ask("XREVRANGE", part.control, "+", "-", "COUNT", 1)
             self._heard[part.control] = last[0][0].decode() if last else "0-0"
         await self._make_groups()
+        await asyncio.gather(*(self._ask("SCRIPT", "LOAD", script.source) for script in _SCRIPTS))
         await self._read_clock()
 
     async def close(self) -> None:
@@ -322,11 +327,14 @@ class RedisQueue:
         fade = _ms(BEATS * self._options.beat_s)
         await self._ask("SET", self._keys.worker(self._worker), wire.encode(card), "PX", fade)
         await self._read_clock()
+        if time.monotonic() - self._swept_at > SWEEP_S:
+            self._swept_at = time.monotonic()
+            await self.sweep()
 
-    async def sweep(self) -> int:
-        """Forget consumers of workers that are long gone; returns how many."""
+    async def sweep(self, idle_ms: int = IDLE_CONSUMER_MS) -> int:
+        """Forget consumers that hold nothing and were idle for `idle_ms`; returns how many."""
         calls = [
-            self._run(_SWEEP, [part.lane(lane)], [GROUP, IDLE_CONSUMER_MS])
+            self._run(_SWEEP, [part.lane(lane)], [GROUP, idle_ms])
             for partition, part in enumerate(self._parts)
             for lane in lanes(partition)
         ]

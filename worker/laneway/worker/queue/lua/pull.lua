@@ -29,7 +29,7 @@ local function take(index, lane, items)
     local entry, fields = item[1], item[2]
     local id
     for i = 1, #(fields or {}), 2 do if fields[i] == 'j' then id = fields[i + 1] end end
-    if not id then
+    if not id or #id > 64 or not string.find(id, '^[%w-]+$') then
       taken = taken + 1
       reply[#reply + 1] = {index, entry, fields, 0, 0, '', 0, 0}
     elseif redis.call('EXISTS', tag .. ':result:' .. id) == 1 then
