@@ -134,10 +134,14 @@ async def test_a_drain_lets_jobs_end_and_takes_no_others(worker: MakeWorker, pro
     """SIGTERM: claiming stops at once, jobs in hand complete, exit code 0."""
     async with worker(drain_s=20) as only:
         await only.ready()
+        assert await only.page("/readyz") == (200, '{"phase":"ready"}\n')
         jobs = await submit(producer, 5)
         await only.says("job.first_token", times=5)
+        assert "laneway_seats_taken 5.0" in (await only.page("/metrics"))[1]
         only.send(signal.SIGTERM)
         await only.says("phase.changed", phase="draining")
+        assert await only.page("/readyz") == (503, '{"phase":"draining"}\n')
+        assert (await only.page("/healthz"))[0] == 200
         (late,) = await submit(producer)
         assert await only.exit_code() == 0
         assert_completed(await results(producer, jobs), attempt=1)

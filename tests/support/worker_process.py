@@ -89,6 +89,16 @@ class WorkerProcess:
         await self._until(lambda: len(matching()) >= times, timeout, f"{times} x {event} {fields}")
         return matching()
 
+    async def page(self, path: str) -> tuple[int, str]:
+        """Status and body of a page of the health server."""
+        port = (await self.says("health.listening"))[0]["port"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        return int(head.split()[1]), body
+
     def lines(self) -> list[dict[str, Any]]:
         """Everything it has logged so far."""
         lines = []
