@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from hiredis import pack_command
+from msgspec import Struct
+from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from laneway.worker.errors import QueueUnavailable, SettingsError
+from laneway.worker.queue.batches import Batches
 from laneway.worker.settings import mask_url
 
 CONNECT_S = 2.0
 REPLY_S = 5.0
 """Longest wait for a reply to a command: far above any script's time, far below a lease."""
 CONNECTIONS = 8
+PIPELINE = 256
+"""Most commands that are sent before their replies are read."""
 MISSING = ("NOGROUP", "UNBLOCKED", "NOSTREAM")
 """Error prefixes that mean: a lane or its group has vanished (a flush, a failover) and must be made anew."""
 
@@ -43,13 +47,12 @@ class Connection:
     def __init__(self, url: str) -> None:
         self.address = mask_url(url)
         self._url = url
-        self._commands = self._client(REPLY_S, CONNECTIONS)
-        self._waiting: list[tuple[Command, asyncio.Future[Any]]] = []
-        self._flushes: set[asyncio.Task[None]] = set()
+        self._pool = self._make_pool(REPLY_S, CONNECTIONS)
+        self._batches: Batches[Command, Any] = Batches(self._exchange, PIPELINE)
 
-    def _client(self, timeout_s: float, connections: int) -> Any:
+    def _make_pool(self, timeout_s: float, connections: int) -> Any:
         try:
-            pool = BlockingConnectionPool.from_url(
+            return BlockingConnectionPool.from_url(
                 self._url,
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
@@ -64,38 +67,26 @@ class Connection:
             raise SettingsError(
                 f"redis_url: expected redis://, rediss:// or unix://, got {self.address}: {error}"
             ) from None
-        client = Redis(connection_pool=pool)
-        client.response_callbacks.clear()  # replies as the server sends them, whatever the version of redis-py
-        return client
 
-    def blocking(self, block_s: float) -> Any:
-        """A client of its own for a read that blocks up to `block_s`; its time-out is longer than the block."""
-        return self._client(block_s + 3.0, 1)
+    def blocking(self, block_s: float) -> Blocking:
+        """A connection of its own for a read that blocks up to `block_s`; its time-out is longer than the block."""
+        return Blocking(self.address, self._make_pool(block_s + 3.0, 1))
 
     async def close(self) -> None:
         """Wait for what was sent, then close."""
-        if self._flushes:
-            await asyncio.wait(self._flushes)
-        with _mapped(self.address):
-            await self._commands.aclose()
-            await self._commands.connection_pool.disconnect()
+        await self._batches.drain()
+        with mapped(self.address):
+            await self._pool.disconnect()
 
     async def ask(self, *command: Any) -> Any:
-        """The reply to one command.
+        """The reply to one command, as the server sends it: bytes, integers and lists.
 
         Raises:
             QueueUnavailable: no reply in time, or an error reply; `.missing` tells whether a lane or group is gone.
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((command, future))
-        if len(self._waiting) == 1:
-            flush = asyncio.ensure_future(self._flush())
-            self._flushes.add(flush)
-            flush.add_done_callback(self._flushes.discard)
-        # Shielded: a caller that is cancelled must not cut the connection under the others' replies.
-        reply = await asyncio.shield(future)
-        if isinstance(reply, Exception):
-            raise unavailable(self.address, reply)
+        reply = await self._batches(command)
+        if isinstance(reply, ErrorReply):
+            raise unavailable(self.address, reply.error)
         return reply
 
     async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
@@ -108,24 +99,59 @@ class Connection:
         await self.ask("SCRIPT", "LOAD", script.source)
         return await self.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
 
-    async def _flush(self) -> None:
-        batch, self._waiting = self._waiting, []
-        try:
-            replies = await self._send([command for command, _ in batch])
-        except (RedisError, OSError, TimeoutError) as error:
-            replies = [error] * len(batch)
-        except asyncio.CancelledError:
-            replies = [ConnectionError("closing")] * len(batch)
-        for (_, future), reply in zip(batch, replies, strict=True):
-            if not future.done():
-                future.set_result(reply)
+    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        with mapped(self.address):
+            return await exchange(self._pool, commands)
 
-    async def _send(self, commands: Sequence[Command]) -> Sequence[Any]:
-        pipeline = self._commands.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)  # on a pipeline this only queues
-        replies: Sequence[Any] = await pipeline.execute(raise_on_error=False)
-        return replies
+
+class Blocking:
+    """One connection for one blocking read at a time."""
+
+    def __init__(self, address: str, pool: Any) -> None:
+        self._address = address
+        self._pool = pool
+
+    async def ask(self, *command: Any) -> Any:
+        """The reply to a command that may block. Cancelling it costs the connection. Raises `QueueUnavailable`."""
+        with mapped(self._address):
+            (reply,) = await exchange(self._pool, [command])
+        if isinstance(reply, ErrorReply):
+            raise unavailable(self._address, reply.error)
+        return reply
+
+    async def close(self) -> None:
+        """Close the connection."""
+        with mapped(self._address):
+            await self._pool.disconnect()
+
+
+class ErrorReply(Struct, frozen=True):
+    """What the server refused."""
+
+    error: ResponseError
+
+
+async def exchange(pool: Any, commands: Sequence[Command]) -> list[Any]:
+    """The replies to `commands`, from one connection in one go."""
+    connection = await pool.get_connection()
+    replies: list[Any] = []
+    clean = False
+    try:
+        await connection.send_packed_command(b"".join(map(pack_command, commands)))
+        for _ in commands:
+            try:
+                replies.append(await connection.read_response())
+            except ResponseError as error:
+                replies.append(ErrorReply(error))
+        # After a failover the name may stand for another server: look it up again.
+        clean = not any(
+            isinstance(reply, ErrorReply) and isinstance(reply.error, ReadOnlyError) for reply in replies
+        )
+    finally:
+        if not clean:  # replies may be on their way: nobody else may get them
+            await connection.disconnect(nowait=True)
+        await pool.release(connection)
+    return replies
 
 
 def unavailable(address: str, error: BaseException) -> QueueUnavailable:
@@ -139,11 +165,9 @@ def unavailable(address: str, error: BaseException) -> QueueUnavailable:
 
 
 @contextmanager
-def _mapped(address: str) -> Iterator[None]:
+def mapped(address: str) -> Iterator[None]:
+    """Turn what redis and the network raise into `QueueUnavailable`."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
         raise unavailable(address, error) from None
-
-
-mapped = _mapped
