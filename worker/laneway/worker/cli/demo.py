@@ -27,7 +27,8 @@ from laneway.worker.cli.demo_report import Ended
 from laneway.worker.cli.demo_worker import WorkerFailed, WorkerProcess
 from laneway.worker.cli.screen import Screen
 from laneway.worker.embedded import EmbeddedServer
-from laneway.worker.queue.admin import drop_namespace
+from laneway.worker.errors import QueueUnavailable
+from laneway.worker.queue.admin import drop_namespace, server_facts
 from laneway.worker.settings import load_settings, mask_url
 
 START_S = 900.0
@@ -93,6 +94,7 @@ async def _server(url: str | None, folder: Path, screen: Screen) -> AsyncIterato
     if given:
         given = load_settings(["--redis-url", given]).redis_url  # refused here when it is not a URL
         screen.say(f"server: {mask_url(given)}")
+        await server_facts(given)  # one that is not there is told at once, not after a worker's patience
         yield given
         return
     # Started in this thread: it lives as long as the server should.
@@ -107,8 +109,11 @@ async def _namespace(url: str) -> AsyncIterator[str]:
     name = f"demo-{os.urandom(4).hex()}"
     try:
         yield name
-    finally:
-        await asyncio.shield(drop_namespace(url, name))
+    except BaseException:
+        with suppress(QueueUnavailable):  # what went wrong before says more
+            await drop_namespace(url, name)
+        raise
+    await drop_namespace(url, name)
 
 
 async def _options(engine: str, url: str, namespace: str, screen: Screen) -> list[str]:
