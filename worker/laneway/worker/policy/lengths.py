@@ -1,7 +1,8 @@
 """How long an answer will be, by what the same tenant, adapter and bucket got lately.
 
-Two numbers: the mean, for what many jobs take together (KV, seats, fair shares), and the 90th percentile, for how long
-one job may take (slack before a deadline). Both are the job's own `max_tokens` until there is something to go by.
+Three numbers: the mean, for what many jobs take together (KV, seats, fair shares); the 90th percentile, for how long one
+job may take before its deadline; the 10th, below which a deadline is given up. Until there is something to go by, the
+first two are the job's own `max_tokens` and the last is one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from msgspec import Struct, field
 
 from laneway.schemas.job import Bucket
 
-PERCENTILE = 0.90
-"""Share of answers that the estimate covers (notes: QLM, HyGen and Niyama use 0.9 to 0.95)."""
+MOST, LEAST = 0.90, 0.10
+"""Shares of answers that are no longer than the two bounds (notes: QLM, HyGen and Niyama use 0.9 to 0.95)."""
 ENOUGH = 30
 """Answers seen before the estimate is believed: below that the 90th percentile rests on fewer than three of them."""
 DECAY = 0.99
@@ -35,6 +36,8 @@ class Estimate(Struct, frozen=True):
     mean: int
     most: int
     """The 90th percentile."""
+    least: int
+    """The 10th percentile."""
 
 
 class Histogram(Struct):
@@ -44,7 +47,8 @@ class Histogram(Struct):
     mean: float = 0.0
     samples: int = 0
     most: int = 0
-    """The percentile, as of the last answer."""
+    least: int = 0
+    """Percentiles as of the last answer."""
 
 
 class Lengths(Struct):
@@ -62,7 +66,8 @@ def record(lengths: Lengths, kind: Kind, tokens: int) -> None:
     histogram.weights = [weight * DECAY for weight in histogram.weights]
     histogram.weights[_bin(tokens)] += 1.0
     histogram.samples += 1
-    histogram.most = _percentile(histogram)
+    histogram.most = _percentile(histogram, MOST)
+    histogram.least = _percentile(histogram, LEAST)
     histogram.mean += max(1 - DECAY, 1 / histogram.samples) * (tokens - histogram.mean)
 
 
@@ -70,13 +75,13 @@ def estimate(lengths: Lengths, kind: Kind, max_tokens: int) -> Estimate:
     """What to reckon with for a job of this kind, neither more than `max_tokens` nor less than one."""
     histogram = lengths.kinds.get(kind)
     if histogram is None or histogram.samples < ENOUGH:
-        return Estimate(max_tokens, max_tokens)
-    mean = max(1, min(max_tokens, math.ceil(histogram.mean)))
-    return Estimate(mean, max(1, min(max_tokens, histogram.most)))
+        return Estimate(max_tokens, max_tokens, 1)
+    numbers = (math.ceil(histogram.mean), histogram.most, histogram.least)
+    return Estimate(*(max(1, min(max_tokens, number)) for number in numbers))
 
 
-def _percentile(histogram: Histogram) -> int:
-    wanted = PERCENTILE * sum(histogram.weights)
+def _percentile(histogram: Histogram, share: float) -> int:
+    wanted = share * sum(histogram.weights)
     seen = 0.0
     for index, weight in enumerate(histogram.weights):
         seen += weight

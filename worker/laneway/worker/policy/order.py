@@ -45,7 +45,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Per answer, on average; see `lengths.estimate`."""
     most_tokens: int
-    """Per answer, nine times in ten."""
+    """Per answer, nine times in ten no more."""
+    least_tokens: int = 1
+    """Per answer, nine times in ten no less."""
     since: float
     """Acceptance, in seconds of the clock that `now` is read from."""
     due: float | None = None
@@ -76,25 +78,25 @@ class Pace(Struct, frozen=True):
     """Between two tokens of one answer: a step."""
 
 
-def service_s(candidate: Candidate, pace: Pace) -> float:
-    """Seconds from admission to the first token (latency) or to the end (throughput) at the present pace."""
-    first = candidate.prompt_tokens * pace.prefill_s + pace.token_s
-    return first if candidate.latency else first + candidate.most_tokens * pace.token_s
+def first_token_s(candidate: Candidate, pace: Pace) -> float:
+    """Seconds from admission to the first token at the present pace."""
+    return candidate.prompt_tokens * pace.prefill_s + pace.token_s
 
 
 def rank(candidate: Candidate, now: float, pace: Pace) -> tuple[Band, float]:
     """The band and, within it, the time to sort by."""
-    service = service_s(candidate, pace)
+    first = first_token_s(candidate, pace)
     if candidate.latency:
         due = candidate.since + TTFT_S if candidate.due is None else candidate.due
-        return Band.URGENT, due if now + service <= due else due + LATE_PENALTY_S
+        return Band.URGENT, due if now + first <= due else due + LATE_PENALTY_S
     aged = candidate.since + AGE_LIMIT_S
-    due = aged if candidate.due is None else candidate.due
     if now >= aged:
-        return Band.URGENT, min(due, aged)
+        return Band.URGENT, aged if candidate.due is None else min(candidate.due, aged)
     if candidate.due is None:
         return Band.USUAL, aged
-    slack = candidate.due - now - service
-    if slack < 0:
+    left = candidate.due - now
+    if left < first + candidate.least_tokens * pace.token_s:
         return Band.RELEGATED, candidate.due
-    return (Band.URGENT if slack < PROMOTE_SLACK * service else Band.USUAL), candidate.due
+    service = first + candidate.most_tokens * pace.token_s
+    promoted = left - service < PROMOTE_SLACK * service
+    return (Band.URGENT if promoted else Band.USUAL), candidate.due

@@ -94,12 +94,6 @@ class Plan(Struct, frozen=True):
 # --- what happens to the engine -------------------------------------------------
 
 
-def arrived(state: State, candidate: Candidate, now: float) -> None:
-    """A job was seen for the first time."""
-    if candidate.latency:
-        state.traffic.arrivals.add(1, now)
-
-
 def left(state: State, job_id: str, now: float, *, generated: int) -> None:
     """A job has left the engine with so many tokens generated, or could not be put in. Unknown ids are ignored."""
     holding = headroom.release(state.headroom, job_id)
@@ -218,7 +212,9 @@ def _take(state: State, view: _View, draft: _Draft, job: Candidate, band: Band) 
     promoted = band is Band.URGENT and not job.latency
     slots.take(state.slots, job.adapter)
     headroom.take(state.headroom, job, view.now, promoted=promoted)
-    if not job.latency:
+    if job.latency:
+        state.traffic.arrivals.add(1, view.now)
+    else:
         cost = fairness.charge_of(job.prompt_tokens, job.output_tokens * job.seats)
         fairness.charge(state.fairness, job.tenant, cost)
     draft.admit.append(Admission(job, band))

@@ -39,7 +39,7 @@ class Decayed(Struct):
 
 
 class Traffic(Struct):
-    """The latency class as it has been lately."""
+    """The latency jobs that this worker took lately: of several workers, each keeps seats for its own share."""
 
     arrivals: Decayed = field(default_factory=Decayed)
     residence_s: float = 1.0

@@ -13,7 +13,15 @@ from laneway.worker.bench.sim.jobs import SimJob
 from laneway.worker.bench.sim.policies import HIGH, LOW
 from laneway.worker.policy import cost, headroom, lengths, planner
 from laneway.worker.policy.affinity import may_pull
-from laneway.worker.policy.budget import BudgetRule, long_prefill_cap, pause_throughput, step_budget
+from laneway.worker.policy.budget import (
+    MARGIN,
+    MARGIN_STEPWISE,
+    BudgetRule,
+    Haste,
+    haste,
+    long_prefill_cap,
+    step_budget,
+)
 from laneway.worker.policy.headroom import Headroom
 from laneway.worker.policy.lengths import Lengths
 from laneway.worker.policy.order import Band, Candidate
@@ -41,8 +49,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Tenant counters; else all jobs are one tenant's."""
     late: bool = True
     """Late binding; else throughput work fills the engine's seats as they come."""
-    pause: bool = True
-    """The second level lets throughput jobs sit out a step that a latency job cannot wait for."""
+    haste: bool = True
+    """The second level shortens steps, or pauses throughput jobs, when a latency prompt would be late."""
     feed_steps: float = 3.0
     """Two, and one more for the look-ahead of async scheduling."""
     fixed: int | None = None
@@ -62,6 +70,7 @@ class Worker:
             most=spec.step_tokens,
             tpot_s=0.05 if options.budget else 1e3,
             fixed=options.fixed,
+            margin=MARGIN_STEPWISE if options.level2 else MARGIN,
         )
         self.state = planner.State(
             headroom=Headroom(seats=spec.seats, kv_tokens=spec.kv_tokens),
@@ -86,20 +95,23 @@ class Worker:
         waiting = engine.waiting_latency()
         need = sum(job.context - job.computed for job in waiting)
         decodes, kv = engine.decodes, engine.decode_kv
-        reading = need > 0 or state.headroom.latency_seats > 0
+        hurry = Haste.NONE
+        if waiting and self.options.haste:
+            due = min(job.arrival + job.ttft_s for job in waiting) - engine.spec.reply_s
+            begins = engine.now if engine.executing is None else engine.end
+            hurry = haste(state.model, begins=begins, due=due, latency_prefill=need, decodes=decodes, kv=kv)
         budget = step_budget(
-            state.model, state.rule, decodes=decodes, kv=kv, reading=reading, latency_prefill=need
+            state.model,
+            state.rule,
+            decodes=decodes,
+            kv=kv,
+            reading=need > 0 or state.headroom.latency_seats > 0,
+            latency_prefill=need,
+            haste=hurry,
         )
         prompts = sum(1 for job in engine.prefilling if not job.latency)
         cap = long_prefill_cap(budget.tokens, decodes=decodes, latency_prefill=need, prompts=prompts)
-        pause = False
-        if waiting and self.options.pause:
-            due = min(job.arrival + job.ttft_s for job in waiting) - engine.spec.reply_s
-            begins = engine.now if engine.executing is None else engine.end
-            pause = pause_throughput(
-                state.model, begins=begins, due=due, latency_prefill=need, decodes=decodes, kv=kv
-            )
-        return Limits(budget.tokens, cap, latency_first=True, pause=pause)
+        return Limits(budget.tokens, cap, latency_first=True, pause=hurry is Haste.PAUSE)
 
 
 class Laneway:
@@ -120,14 +132,12 @@ class Laneway:
     # --- the world calls ------------------------------------------------------------
 
     def arrive(self, job: SimJob, now: float) -> None:
-        """A latency job goes to the worker with the most room; a throughput job waits for a step to end."""
+        """A latency job is offered to the workers, the one with the most room first. A throughput job waits for a
+        step to end, unless an engine is idle."""
         self._jobs[str(job.id)] = job
         self._offer(job)
-        candidate = self._candidate(job)
-        for worker in self._workers:
-            planner.arrived(worker.state, candidate, now)
         for worker in sorted(self._workers, key=lambda w: -w.state.headroom.free):
-            if job.latency or not worker.engine.running:
+            if job.admitted < 0 and (job.latency or not worker.engine.running):
                 self._pump(worker, now)
 
     def stepped(self, engine: Engine, batch: Batch, now: float) -> None:
@@ -166,6 +176,7 @@ class Laneway:
             prompt_tokens=job.prompt + job.generated,
             output_tokens=max(1, guess.mean - job.generated),
             most_tokens=max(1, guess.most - job.generated),
+            least_tokens=max(1, guess.least - job.generated),
             since=job.arrival,
             due=due if self._options.deadlines or job.latency else None,
             tpot_s=job.tpot_s or None,
