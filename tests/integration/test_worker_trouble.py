@@ -1,0 +1,136 @@
+"""What a worker does when something breaks: entries, attempts, the server, the engine, the worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from tests.support.builders import make_job
+from tests.support.installations import Installation
+from tests.support.serving import LONG, result_of, serving
+from tests.support.wait import wait_until
+
+from laneway.schemas.keys import lanes
+from laneway.schemas.outcome import Cancelled, Completed, Failed
+from laneway.worker.errors import EngineDied, QueueUnavailable
+from laneway.worker.ports import JobQueue
+
+
+async def test_what_is_no_job_is_set_aside_and_the_worker_lives(ends: Installation) -> None:
+    """Bytes put into a lane by hand become a dead letter; the next job runs."""
+    lane = lanes(0)[0]
+    job = make_job()
+    async with serving(ends) as worker:
+        for nonsense in (b"", b"\xff\xfe nonsense", b"\xc1" * 1000):
+            await ends.put(lane, nonsense)
+        await ends.submit(job)
+        assert isinstance((await result_of(ends, job)).outcome, Completed)
+        await worker.says("job.dead_lettered", 3)
+        assert len(await ends.dead()) == 3
+
+
+async def test_a_broken_attempt_is_repeated_after_its_back_off(ends: Installation) -> None:
+    """The second attempt completes; the first one counts."""
+    job = make_job(attempts={"max_attempts": 3, "backoff_ms": 50})
+    async with serving(ends) as worker:
+        worker.engine.fail_next()
+        await ends.submit(job)
+        result = await result_of(ends, job)
+        assert isinstance(result.outcome, Completed)
+        assert result.attempt == 2
+        assert len(worker.told("job.retried")) == 1
+
+
+async def test_a_job_that_never_succeeds_is_failed_and_kept_aside(ends: Installation) -> None:
+    """Attempts used up: an outcome for whoever waits, and a dead letter for whoever looks into it."""
+    job = make_job(metadata={"fake": "fail"}, attempts={"max_attempts": 2, "backoff_ms": 10})
+    async with serving(ends):
+        await ends.submit(job)
+        outcome = (await result_of(ends, job)).outcome
+        assert isinstance(outcome, Failed)
+        assert outcome.error.code == "attempt_failed"
+        (letter,) = await wait_until(ends.dead)
+        assert letter["job_id"] == job.id
+
+
+class Flaky:
+    """A queue whose server can be made to go away."""
+
+    def __init__(self, queue: JobQueue) -> None:
+        self._queue = queue
+        self.away = False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._queue, name)
+        if name == "now_ms":
+            return method
+
+        async def call(*args: Any) -> Any:
+            if self.away:
+                raise QueueUnavailable("the server went away")
+            return await method(*args)
+
+        return call
+
+
+async def test_an_outage_loses_no_outcome_and_is_told_once(ends: Installation) -> None:
+    """Jobs that end while the server is away are settled when it is back, from the attempt that ended."""
+    jobs = [make_job(sampling={"max_tokens": 40, "ignore_eos": True}) for _ in range(5)]
+    flaky = Flaky(await ends.queue(lease_s=3.0))
+    async with serving(ends, queue=cast(JobQueue, flaky)) as worker:
+        await ends.submit(*jobs)
+        await worker.says("job.first_token", 5)
+        flaky.away = True
+        await wait_until(lambda: worker.engine.stats().running == 0)
+        await worker.says("queue.unavailable")
+        assert len(worker.service.hands) == 5
+        flaky.away = False
+        for job in jobs:
+            assert (await result_of(ends, job)).attempt == 1
+        await worker.says("queue.recovered")
+        assert len(worker.told("queue.unavailable")) == 1
+
+
+async def test_a_dead_engine_ends_the_worker_and_frees_its_jobs(ends: Installation) -> None:
+    """Nothing waits for the lease: the jobs are on offer again before the process ends."""
+    jobs = [make_job(sampling=LONG, attempts={"backoff_ms": 10}) for _ in range(3)]
+    async with serving(ends) as worker:
+        await ends.submit(*jobs)
+        await worker.says("job.first_token", 3)
+        worker.engine.die()
+        worker.ends_with = EngineDied
+        await asyncio.wait([worker.task], timeout=5)
+        assert len(worker.told("job.retried")) == 3
+        worker.assert_idle()
+    async with serving(ends) as worker:
+        await worker.says("job.claimed", 3)
+        for job in jobs:
+            await ends.cancel(job.id)
+            assert isinstance((await result_of(ends, job)).outcome, Cancelled)
+
+
+async def test_a_dead_task_of_its_own_ends_the_worker(
+    ends: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that only looks alive is worse than none: a defect ends it, and its jobs are handed back."""
+    job = make_job(sampling=LONG)
+    queue = await ends.queue(lease_s=3.0)
+
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with serving(ends, queue=queue) as worker:
+        await ends.submit(job)
+        await worker.says("job.first_token")
+        worker.ends_with = ZeroDivisionError
+        monkeypatch.setattr(queue, "controls", broken)
+        await asyncio.wait([worker.task], timeout=5)
+        assert len(worker.told("job.handed_back")) == 1
+    record = await ends.record(job.id)
+    assert record is not None
+    assert record.failures == 0
+    async with serving(ends) as worker:
+        await worker.says("job.claimed")
+        await ends.cancel(job.id)
+        await result_of(ends, job)
