@@ -2,9 +2,12 @@
 
 from laneway.producer.board import JobStatus
 from laneway.producer.client import Producer
+from laneway.producer.dead_letters import DeadLetter
 from laneway.producer.errors import (
     InvalidSettings,
     JobNotFound,
+    LetterNotFound,
+    LetterUnreadable,
     ProducerClosed,
     QueueFull,
     QueueUnavailable,
@@ -20,12 +23,15 @@ from laneway.producer.sync import SyncProducer
 from laneway.schemas.errors import InvalidJob, LanewayError
 
 __all__ = [
+    "DeadLetter",
     "InvalidJob",
     "InvalidSettings",
     "JobFields",
     "JobNotFound",
     "JobStatus",
     "LanewayError",
+    "LetterNotFound",
+    "LetterUnreadable",
     "Producer",
     "ProducerClosed",
     "ProducerSettings",

@@ -32,6 +32,8 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     record: JobRecord | None = None
     """None where only the result is left."""
     result: Result | None = None
+    seen_ms: int = 0
+    """When this was so, in milliseconds of Redis' clock since 1970."""
 
 
 class Board:
@@ -107,12 +109,15 @@ class Board:
                     raise
 
     async def _read(self, jobs: list[JobId]) -> list[JobStatus | LanewayError]:
-        commands: list[tuple[Any, ...]] = []
+        commands: list[tuple[Any, ...]] = [("TIME",)]
         for job_id in jobs:
             keys = self._keys.of_job(job_id)
             commands += [("HGETALL", keys.job(job_id)), ("GET", keys.result(job_id))]
-        replies = await self._link.call(*commands)
-        return [_status(job_id, *replies[2 * index : 2 * index + 2]) for index, job_id in enumerate(jobs)]
+        time_reply, *replies = await self._link.call(*commands)
+        return [
+            _status(job_id, time_reply, *replies[2 * index : 2 * index + 2])
+            for index, job_id in enumerate(jobs)
+        ]
 
 
 def unfinished_or_result(status: JobStatus) -> JobStatus:
@@ -150,18 +155,19 @@ class Patience:
         self._pause = 0.05
 
 
-def _status(job_id: JobId, record_reply: Any, result_reply: Any) -> JobStatus | LanewayError:
+def _status(job_id: JobId, time_reply: Any, record_reply: Any, result_reply: Any) -> JobStatus | LanewayError:
     try:
-        pairs, value = checked(record_reply), checked(result_reply)
+        now, pairs, value = checked(time_reply), checked(record_reply), checked(result_reply)
+        seen_ms = int(now[0]) * 1000 + int(now[1]) // 1000
         record = read_record(job_id, dict(zip(pairs[::2], pairs[1::2], strict=True)))
         if value is not None:
             result = decode_result(value)
-            return JobStatus(job_id=job_id, state=result.state, record=record, result=result)
+            return JobStatus(job_id=job_id, state=result.state, record=record, result=result, seen_ms=seen_ms)
     except LanewayError as error:
         return error
     if record is None:
         return JobNotFound(job_id)
-    return JobStatus(job_id=job_id, state=record.state, record=record)
+    return JobStatus(job_id=job_id, state=record.state, record=record, seen_ms=seen_ms)
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from laneway.producer.board import Board, JobStatus, Patience
+from laneway.producer.dead_letters import DeadLetter, DeadLetters
 from laneway.producer.errors import ResultTimeout
 from laneway.producer.fields import JobFields
 from laneway.producer.following import Follower
@@ -64,6 +65,7 @@ class Producer:
         self._submitter = Submitter(
             self._link, self._keys, models, self._listener, self.settings, count_tokens=count_tokens
         )
+        self._dead = DeadLetters(self._link, self._keys, models, self._submitter)
 
     async def __aenter__(self) -> Self:
         return self
@@ -151,3 +153,45 @@ class Producer:
             QueueUnavailable: the server could not be asked.
         """
         return await self._steering.cancel(JobId(job_id))
+
+    # --- dead letters -----------------------------------------------------------
+
+    def dead_letters(
+        self, model: str | None = None, *, error: str | None = None, older_s: float | None = None
+    ) -> AsyncIterator[DeadLetter]:
+        """The jobs that used up their attempts, oldest first in each partition: those of `model`, or of all models.
+
+        Only letters with that `error` code, and put aside more than `older_s` seconds ago, where given. Letters that
+        come during the walk are not part of it, so everything it yields may be replayed or purged on the way.
+
+        Raises:
+            UnknownModel, QueueUnavailable.
+        """
+        return self._dead.letters(model, error=error, older_s=older_s)
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter:
+        """One dead letter, by the id of its job (or what `DeadLetter.id` says).
+
+        Raises:
+            LetterNotFound: none of that id lies here.
+            InvalidJob: not an id.
+            QueueUnavailable: the server could not be asked.
+        """
+        return await self._dead.find(letter_id)
+
+    async def replay(self, letter: DeadLetter) -> Submitted:
+        """Submit the job of `letter` once more: a new id, attempts and deadline counted anew, its old idempotency key
+        replaced by one of its own. The letter goes in the same step in which the server accepts the job, so that
+        nothing is lost or done twice in between. A later replay of the same letter returns the same job
+        (`duplicate`) for `idempotency_ttl_s`.
+
+        Raises:
+            LetterUnreadable: there is no job in it.
+            LetterNotFound: it was purged, or replayed long ago.
+            QueueFull, QueueUnavailable, SubmitUncertain: as `submit`. Replaying the letter again is always safe.
+        """
+        return await self._dead.replay(letter)
+
+    async def purge(self, letters: Iterable[DeadLetter]) -> int:
+        """Delete dead letters for good; returns how many were still there. Raises `QueueUnavailable`."""
+        return await self._dead.purge(letters)

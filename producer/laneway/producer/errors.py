@@ -85,6 +85,23 @@ class JobNotFound(LanewayError):
         super().__init__(f"no job {job_id} here: never accepted, or its result has expired")
 
 
+class LetterNotFound(LanewayError):
+    """No such dead letter: the job did not end there, or the letter was replayed or purged."""
+
+    def __init__(self, letter_id: str) -> None:
+        self.letter_id = letter_id
+        super().__init__(f"no dead letter {shown(letter_id)} here: never one, or replayed or purged since")
+
+
+class LetterUnreadable(LanewayError):
+    """The dead letter holds no job that this release can read, so there is nothing to replay."""
+
+    def __init__(self, letter_id: str, reason: str) -> None:
+        self.letter_id = letter_id
+        self.reason = reason
+        super().__init__(f"dead letter {letter_id} cannot be replayed: {reason}")
+
+
 class ResultTimeout(LanewayError, TimeoutError):
     """The job had not ended in time. It goes on; ask again with the same id."""
 

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from laneway.producer.errors import QueueFull
 from laneway.producer.link import Link, checked
 from laneway.producer.settings import ProducerSettings
 from laneway.schemas.errors import LanewayError, UnreadableEntry
@@ -81,12 +82,18 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def ensure(self) -> None:
-        """Create the stream and begin to read, unless that has happened. Raises `QueueUnavailable`."""
+        """Create the stream and begin to read, unless that has happened. Raises `QueueUnavailable`.
+
+        On a server whose memory is used up there is no stream yet: whoever waits has to look.
+        """
         if self._task is not None:
             return
         async with self._start:
             if self._task is None:
-                await self._create()
+                try:
+                    await self._create()
+                except QueueFull:
+                    return
                 self._task = asyncio.create_task(self._read(), name="laneway output reader")
 
     async def close(self) -> None:
@@ -145,7 +152,9 @@ class Listener:
             ("PEXPIRE", self.output, self._ttl_ms),
             ("EXEC",),
         )
-        self._last = checked(checked(replies[-1])[0])
+        for reply in replies:  # the reason stands with the command that was refused, not with EXEC
+            checked(reply)
+        self._last = checked(replies[-1][0])
 
     async def _read(self) -> None:
         pause = 0.0

@@ -46,6 +46,10 @@ class ModelCatalog:
             raise UnknownModel(model, cards)
         return ModelCard(name=model)
 
+    async def all(self) -> list[ModelCard]:
+        """The cards of all models that were ever served here. Raises `QueueUnavailable`."""
+        return list((await self._read(min(self._cache_s, _FRESH_S))).values())
+
     async def _read(self, oldest: float) -> Mapping[str, ModelCard]:
         async with self._lock:
             if time.monotonic() - self._read_at >= oldest:

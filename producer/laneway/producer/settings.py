@@ -43,8 +43,10 @@ class ProducerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long the output stream outlives its reader."""
     lane_jobs: int = 100_000
     """Most jobs in one lane, waiting or running."""
-    lane_tokens: int = 0
-    """Most tokens of the jobs in one lane, prompts and longest answers together; 0: no bound."""
+    lane_tokens: int = 200_000_000
+    """Most tokens of the jobs in one lane, prompts and longest answers together; 0: no bound. The default never stops
+    a lane of 100,000 pages (512 tokens in, 256 out), but one of long documents before their text, at some 4 bytes a
+    token, fills a gigabyte of the server."""
     record_ttl_s: float = 7 * 24 * 3600.0
     """How long a job and its record are kept while no worker touches them, beyond its deadline if it has one."""
     result_ttl_s: float = 24 * 3600.0

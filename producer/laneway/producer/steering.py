@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from laneway.producer.board import Board, JobStatus
 from laneway.producer.errors import JobNotFound
 from laneway.producer.link import Link, Script, checked
 from laneway.producer.settings import ProducerSettings
 from laneway.schemas.cards import AttachJob, CancelJob
+from laneway.schemas.errors import UnreadableEntry
 from laneway.schemas.events import Ended
-from laneway.schemas.ids import JobId
-from laneway.schemas.keys import GROUP, Keys
+from laneway.schemas.ids import JobId, parse_job_id
+from laneway.schemas.job import Bucket, Job, SloClass
+from laneway.schemas.keys import GROUP, Keys, Lane
 from laneway.schemas.outcome import Cancelled, Result, Timeline
-from laneway.schemas.record import OUTPUT_EVENTS
+from laneway.schemas.record import ENTRY_DATA, OUTPUT_EVENTS
 from laneway.schemas.state import JobState
-from laneway.schemas.wire import encode
+from laneway.schemas.wire import decode_job, encode
 
 _OUTPUT_ENTRIES = 10_000  # as many as a worker keeps
 
@@ -49,7 +53,7 @@ class Steering:
             GROUP,
             round(self._settings.record_ttl_s * 1000),
             encode(CancelJob(job_id=job_id)),
-            encode(_cancelled(status)),
+            encode(_cancelled(status, await self._waiting_job(status))),
             round(self._settings.result_ttl_s * 1000),
         )
         word, outputs = checked(
@@ -69,6 +73,24 @@ class Steering:
         message = encode(AttachJob(job_id=job_id, output=output))
         checked((await self._link.run(self._attach, [self._attach.command(keys, (output, message))]))[0])
 
+    async def _waiting_job(self, status: JobStatus) -> Job | None:
+        """The job itself, whose metadata belong into its result; None where it lies no more where its record says."""
+        record = status.record
+        if record is None or not record.lane or not record.entry:
+            return None
+        at = self._keys.of_job(status.job_id)
+        slo, _, bucket = record.lane.partition(":")
+        try:
+            lane = at.lane(Lane(parse_job_id(status.job_id)[1], SloClass(slo), Bucket(bucket)))
+            entries, body = await self._link.call(
+                ("XRANGE", lane, record.entry, record.entry), ("GET", at.body(status.job_id))
+            )
+            fields = checked(entries)[0][1]
+            inline = dict(zip(fields[::2], fields[1::2], strict=True)).get(ENTRY_DATA.encode())
+            return decode_job(checked(body) or inline or b"")
+        except (UnreadableEntry, ValueError, IndexError):
+            return None
+
     async def _tell_ended(self, job_id: JobId, outputs: list[str]) -> None:
         # Settled here, with no worker to tell anybody. A listener that misses this looks for itself in a while.
         event = encode((Ended(job_id=job_id, attempt=0, state=JobState.CANCELLED.value),))
@@ -77,7 +99,8 @@ class Steering:
             await self._link.call(*(("XADD", output, *add) for output in outputs))
 
 
-def _cancelled(status: JobStatus) -> Result:
+def _cancelled(status: JobStatus, job: Job | None) -> Result:
     record = status.record
     timeline = Timeline() if record is None else Timeline(submitted_ms=record.submitted)
-    return Result(job_id=status.job_id, outcome=Cancelled(), timeline=timeline)
+    result = Result(job_id=status.job_id, outcome=Cancelled(), timeline=timeline)
+    return result if job is None else replace(result, model=job.model, metadata=job.metadata)

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from laneway.producer.errors import QueueFull, SubmitStopped, SubmitUncertain
+from laneway.producer.errors import LetterNotFound, QueueFull, SubmitStopped, SubmitUncertain
 from laneway.producer.fields import JobFields
 from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, Script, checked
 from laneway.producer.listener import Listener
@@ -37,6 +37,14 @@ class Submitted(Struct, frozen=True):
     id: JobId
     duplicate: bool = False
     """The idempotency key was known: this is the id of the job submitted under it before."""
+
+
+class Place(Struct, frozen=True):
+    """Where a dead letter lies: the key of its stream and its entry there."""
+
+    letter_id: str
+    stream: str
+    entry: str
 
 
 class Submitter:
@@ -87,6 +95,19 @@ class Submitter:
             if refusal is not None:
                 raise SubmitStopped(done, refusal, ())
 
+    async def replay(self, job: Job, place: Place) -> Submitted:
+        """Put `job`, which has an idempotency key, in the place of a dead letter, which goes in the same step.
+
+        Raises:
+            LetterNotFound: nothing lies there (any more), and no job was submitted in its stead under that key.
+            QueueFull, QueueUnavailable, SubmitUncertain: see `Producer.submit`. Repeating is safe.
+        """
+        job = replace(job, reply_to=self._listener.output if self._settings.listen else None)
+        answer = (await self._send([job], self._settings.full_wait_s, place))[0]
+        if isinstance(answer, LanewayError):
+            raise answer
+        return answer
+
     async def build(self, fields: Mapping[str, Any]) -> Job:
         """A checked job, as far as it can be checked without a worker.
 
@@ -124,7 +145,9 @@ class Submitter:
                 return built, error
         return built, None
 
-    async def _send(self, jobs: Sequence[Job], full_wait_s: float) -> list[Submitted | LanewayError]:
+    async def _send(
+        self, jobs: Sequence[Job], full_wait_s: float, place: Place | None = None
+    ) -> list[Submitted | LanewayError]:
         """What became of each job. Those that find no room are sent again until `full_wait_s` is over."""
         if any(job.reply_to == self._listener.output for job in jobs):
             await self._listener.ensure()
@@ -135,7 +158,7 @@ class Submitter:
         until = time.monotonic() + full_wait_s
         waiting = list(jobs)
         while waiting:
-            answers.update(await self._send_once(waiting))
+            answers.update(await self._send_once(waiting, place))
             full = {id: error for id, error in answers.items() if isinstance(error, QueueFull)}  # noqa: A001
             waiting = [job for job in waiting if job.id in full]
             left = until - time.monotonic()
@@ -144,8 +167,10 @@ class Submitter:
             await asyncio.sleep(min(left, *(full[job.id].retry_after for job in waiting)))
         return [answers[job.id] for job in jobs]
 
-    async def _send_once(self, jobs: Sequence[Job]) -> dict[JobId, Submitted | LanewayError]:
-        calls = [self._call(job) for job in jobs]
+    async def _send_once(
+        self, jobs: Sequence[Job], place: Place | None
+    ) -> dict[JobId, Submitted | LanewayError]:
+        calls = [self._call(job, place) for job in jobs]
         try:
             replies = await self._link.run(self._script, calls)
         except ReplyLost as lost:
@@ -153,17 +178,19 @@ class Submitter:
         answers: dict[JobId, Submitted | LanewayError] = {}
         for index, job in enumerate(jobs):
             if index < len(replies):
-                answers[job.id] = self._answer(job, replies[index])
+                answers[job.id] = self._answer(job, replies[index], place)
             else:
                 answers[job.id] = SubmitUncertain(job.id, job.idempotency_key)
         return answers
 
-    def _call(self, job: Job) -> Command:
+    def _call(self, job: Job, place: Place | None) -> Command:
         settings, lane = self._settings, _lane(job)
         at = self._keys.of_job(job.id)
         keys = [at.lane(lane), at.job(job.id), at.body(job.id), at.bell, at.load, at.memory]
         if job.idempotency_key is not None:
             keys.append(at.idempotency(job.idempotency_key))
+        if place is not None:
+            keys.append(place.stream)
         data = encode_job(job)
         arguments = (
             job.id,
@@ -176,10 +203,11 @@ class Submitter:
             settings.lane_tokens,
             _tokens(job),
             job.reply_to or "",
+            place.entry if place is not None else "",
         )
         return self._script.command(keys, arguments)
 
-    def _answer(self, job: Job, reply: Any) -> Submitted | LanewayError:
+    def _answer(self, job: Job, reply: Any, place: Place | None) -> Submitted | LanewayError:
         try:
             word, job_id, _, waiting = checked(reply)
         except LanewayError as error:
@@ -190,7 +218,9 @@ class Submitter:
             bound = f"{settings.lane_jobs} jobs" if full else f"{settings.lane_tokens} tokens"
             return QueueFull(f"{bound} in {_lane(job).name}", _FULL_RETRY_AFTER)
         if word == b"MEMORY":
-            return QueueFull("memory of the server", MEMORY_RETRY_AFTER)
+            return QueueFull("60% of the memory of the server", MEMORY_RETRY_AFTER)
+        if place is not None and word == b"GONE":
+            return LetterNotFound(place.letter_id)
         return Submitted(JobId(job_id.decode()), duplicate=word == b"KNOWN")
 
 

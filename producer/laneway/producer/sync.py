@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from laneway.producer.board import JobStatus
 from laneway.producer.client import Producer
+from laneway.producer.dead_letters import DeadLetter
 from laneway.producer.errors import ProducerClosed
 from laneway.producer.fields import JobFields
 from laneway.producer.submitting import Submitted, TokenCounter
@@ -92,6 +93,24 @@ class SyncProducer:
     def cancel(self, job_id: str) -> JobState:
         """See `Producer.cancel`."""
         return self._do(self._producer.cancel(job_id))
+
+    def dead_letters(
+        self, model: str | None = None, *, error: str | None = None, older_s: float | None = None
+    ) -> Iterator[DeadLetter]:
+        """See `Producer.dead_letters`."""
+        return self._iterate(self._producer.dead_letters(model, error=error, older_s=older_s))
+
+    def dead_letter(self, letter_id: str) -> DeadLetter:
+        """See `Producer.dead_letter`."""
+        return self._do(self._producer.dead_letter(letter_id))
+
+    def replay(self, letter: DeadLetter) -> Submitted:
+        """See `Producer.replay`."""
+        return self._do(self._producer.replay(letter))
+
+    def purge(self, letters: Iterable[DeadLetter]) -> int:
+        """See `Producer.purge`."""
+        return self._do(self._producer.purge(letters))
 
     def _do(self, work: Coroutine[Any, Any, _T]) -> _T:
         if self._closed or os.getpid() != self._process:

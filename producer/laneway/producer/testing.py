@@ -8,7 +8,14 @@ from typing import Any, Unpack
 
 from laneway.producer.board import JobStatus
 from laneway.producer.client import Producer
-from laneway.producer.errors import JobNotFound, ProducerClosed, ResultTimeout, SubmitStopped
+from laneway.producer.dead_letters import DeadLetter
+from laneway.producer.errors import (
+    JobNotFound,
+    LetterNotFound,
+    ProducerClosed,
+    ResultTimeout,
+    SubmitStopped,
+)
 from laneway.producer.fields import JobFields
 from laneway.producer.settings import ProducerSettings
 from laneway.producer.submitting import Submitted, each
@@ -176,6 +183,28 @@ class FakeProducer(Producer):
         if kept.result is None:
             self.end(job_id, Cancelled())
         return (await self.status(job_id)).state
+
+    async def dead_letters(
+        self, model: str | None = None, *, error: str | None = None, older_s: float | None = None
+    ) -> AsyncIterator[DeadLetter]:
+        """See `Producer.dead_letters`. Nothing is ever put aside here."""
+        if self._closed:
+            raise ProducerClosed
+        none: tuple[DeadLetter, ...] = ()
+        for letter in none:
+            yield letter
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter:
+        """See `Producer.dead_letter`."""
+        raise LetterNotFound(letter_id)
+
+    async def replay(self, letter: DeadLetter) -> Submitted:
+        """See `Producer.replay`."""
+        raise LetterNotFound(letter.id)
+
+    async def purge(self, letters: Iterable[DeadLetter]) -> int:
+        """See `Producer.purge`."""
+        return 0
 
     # --- inside -----------------------------------------------------------------
     def _submit(self, fields: Mapping[str, Any]) -> Submitted:

@@ -36,7 +36,9 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     attempt: int = 0
     """Claims so far: the fence. Only the attempt that equals it may settle the job."""
     failures: int = 0
-    """Attempts that failed or were lost."""
+    """Attempts that ended in an error."""
+    losses: int = 0
+    """Leases that lapsed with the job in hand."""
     owner: str = ""
     """Worker of the latest claim."""
     submitted: int = 0
@@ -64,4 +66,4 @@ def read_record(job_id: JobId, fields: Mapping[bytes, bytes]) -> JobRecord | Non
 
 
 _STATES = {state.value for state in JobState}
-_NUMBERS = ("attempt", "failures", "submitted", "claimed", "started", "ended")
+_NUMBERS = ("attempt", "failures", "losses", "submitted", "claimed", "started", "ended")

@@ -1,17 +1,17 @@
-"""`laneway submit | result | status | cancel`."""
+"""`laneway submit | result | status | cancel`, and the list of all commands of the producer."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from laneway.producer.board import JobStatus
-from laneway.producer.cli.options import add_connection, connection, read_json, read_text, seconds
+from laneway.producer.cli.dead_letters import DLQ
+from laneway.producer.cli.jobs import JOBS
+from laneway.producer.cli.options import add_connection, read_json, read_text, seconds
+from laneway.producer.cli.session import print_json, with_producer
 from laneway.producer.client import Producer
 from laneway.producer.errors import ResultTimeout
 from laneway.producer.fields import JobFields
@@ -55,12 +55,12 @@ def _submit(options: argparse.Namespace) -> int:
         if options.wait:
             return await _await(producer, job.id, _FOR_EVER, options.json)
         if options.json:
-            _print_json({"id": job.id, "duplicate": job.duplicate})
+            print_json({"id": job.id, "duplicate": job.duplicate})
         else:
             print(job.id)
         return 0
 
-    return _with_producer(options, run, listen=options.stream or options.wait)
+    return with_producer(options, run, listen=options.stream or options.wait)
 
 
 def _fields(options: argparse.Namespace) -> JobFields:
@@ -90,7 +90,7 @@ def _configure_result(parser: argparse.ArgumentParser) -> None:
 
 
 def _result(options: argparse.Namespace) -> int:
-    return _with_producer(options, lambda producer: _await(producer, options.id, options.wait, options.json))
+    return with_producer(options, lambda producer: _await(producer, options.id, options.wait, options.json))
 
 
 def _configure_id(parser: argparse.ArgumentParser) -> None:
@@ -102,12 +102,12 @@ def _status(options: argparse.Namespace) -> int:
     async def run(producer: Producer) -> int:
         status = await producer.status(options.id)
         if options.json:
-            _print_json(_plain_status(status))
+            print_json(_plain_status(status))
         else:
             print("\n".join(f"{name:9} {value}" for name, value in _plain_status(status).items() if value))
         return 0
 
-    return _with_producer(options, run)
+    return with_producer(options, run)
 
 
 def _plain_status(status: JobStatus) -> dict[str, Any]:
@@ -133,22 +133,12 @@ def _cancel(options: argparse.Namespace) -> int:
     async def run(producer: Producer) -> int:
         state = await producer.cancel(options.id)
         if options.json:
-            _print_json({"id": options.id, "state": state.value})
+            print_json({"id": options.id, "state": state.value})
         else:
             print(state.value)
         return 0
 
-    return _with_producer(options, run)
-
-
-def _with_producer(
-    options: argparse.Namespace, run: Callable[[Producer], Awaitable[int]], *, listen: bool = True
-) -> int:
-    async def session() -> int:
-        async with Producer(**connection(options), listen=listen) as producer:
-            return await run(producer)
-
-    return asyncio.run(session())
+    return with_producer(options, run)
 
 
 async def _await(producer: Producer, job_id: str, wait: float, as_json: bool) -> int:
@@ -161,7 +151,7 @@ async def _await(producer: Producer, job_id: str, wait: float, as_json: bool) ->
     else:
         result = await _interruptible(producer, job_id, None if wait == _FOR_EVER else wait)
     if as_json:
-        _print_json(result)
+        print_json(result)
     elif result.text or result.state is JobState.COMPLETED:
         print(result.text)
     return _exit_code(result)
@@ -178,7 +168,7 @@ async def _interruptible(producer: Producer, job_id: str, timeout: float | None)
 async def _follow(producer: Producer, job_id: str, as_json: bool) -> int:
     async for event in producer.stream(job_id):
         if as_json:
-            _print_json(event)
+            print_json(event)
         elif isinstance(event, Tokens):
             print(event.text, end="", flush=True)
         elif isinstance(event, Restarted):
@@ -199,13 +189,11 @@ def _exit_code(result: Result) -> int:
     return 1
 
 
-def _print_json(value: Any) -> None:
-    print(msgspec.json.encode(value).decode(), flush=True)
-
-
 COMMANDS = (
     Command("submit", "put one job into the queue", _configure_submit, _submit),
     Command("result", "print the answer of a job", _configure_result, _result),
     Command("status", "say where a job is", _configure_id, _status),
     Command("cancel", "stop a job, wherever it is", _configure_id, _cancel),
+    JOBS,
+    DLQ,
 )

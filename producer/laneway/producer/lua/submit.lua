@@ -1,12 +1,14 @@
 -- Accept a job once. Safe to repeat with the same job id: the second time changes nothing.
 --
 -- KEYS  1 lane  2 job record  3 body  4 bell  5 load  6 memory mark  7 idempotency key (optional)
+--       8 dead letters (optional, with 7): the job replaces a letter, which goes in the same step
 -- ARGV  1 job id  2 encoded job  3 '1': the job lies beside the lane  4 lane name  5 record TTL ms
 --       6 idempotency TTL ms  7 most jobs in the lane  8 most tokens in the lane (0: no bound)  9 tokens of the job
---       10 output stream ('' for none)
--- Reply {'NEW' | 'KNOWN' | 'FULL' | 'MEMORY', job id, submitted ms, jobs in the lane}
+--       10 output stream ('' for none)  11 entry of the letter
+-- Reply {'NEW' | 'KNOWN' | 'FULL' | 'MEMORY' | 'GONE', job id, submitted ms, jobs in the lane}
 --       KNOWN: the idempotency key belongs to that earlier job. FULL: the lane is at a bound, MEMORY: the server is at
---       60% of its maxmemory, so that results still fit when jobs no longer do; in both cases nothing was stored.
+--       60% of its maxmemory, so that results still fit when jobs no longer do; in both cases nothing was stored. GONE: there is no
+--       such letter, and it was not replayed under this key either.
 local id, lane = ARGV[1], KEYS[1]
 local submitted = redis.call('HGET', KEYS[2], 'submitted')
 if submitted then return {'NEW', id, tonumber(submitted), redis.call('XLEN', lane)} end
@@ -15,6 +17,7 @@ if KEYS[7] then
   if known and known ~= id then return {'KNOWN', known, 0, redis.call('XLEN', lane)} end
 end
 local waiting = redis.call('XLEN', lane)
+if KEYS[8] and #redis.call('XRANGE', KEYS[8], ARGV[11], ARGV[11]) == 0 then return {'GONE', id, 0, waiting} end
 local most_tokens, tokens = tonumber(ARGV[8]), tonumber(ARGV[9])
 if waiting >= tonumber(ARGV[7]) then return {'FULL', id, 0, waiting} end
 if waiting == 0 then
@@ -49,6 +52,7 @@ redis.call('HSET', KEYS[2], 'state', 'queued', 'lane', ARGV[4], 'entry', entry, 
   'outputs', ARGV[10], 'tokens', ARGV[9])
 redis.call('PEXPIRE', KEYS[2], ARGV[5])
 redis.call('HINCRBY', KEYS[5], ARGV[4], ARGV[9])
+if KEYS[8] then redis.call('XDEL', KEYS[8], ARGV[11]) end
 -- A few elements are enough: each wakes one waiting worker, and a worker that wakes takes all it has room for.
 if redis.call('LPUSH', KEYS[4], 1) > 32 then redis.call('LTRIM', KEYS[4], 0, 31) end
 redis.call('PEXPIRE', KEYS[4], 60000)
