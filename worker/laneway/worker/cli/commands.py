@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from laneway.schemas.command import Command
+from laneway.worker.bench import commands as bench
 from laneway.worker.cli import demo, doctor, redis, worker
 
-COMMANDS: tuple[Command, ...] = (demo.COMMAND, doctor.COMMAND, redis.COMMAND, worker.COMMAND)
+COMMANDS: tuple[Command, ...] = (bench.COMMAND, demo.COMMAND, doctor.COMMAND, redis.COMMAND, worker.COMMAND)

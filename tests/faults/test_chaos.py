@@ -1,0 +1,155 @@
+"""The harness that breaks things on purpose: a short run keeps the promises, and a planted bug does not go unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.support.servers import binaries
+
+from laneway.worker.bench.chaos.audit import Accepted, Death, Ended, Evidence, Line, Report, audit
+from laneway.worker.bench.chaos.plan import Fault, Kind, make_plan
+from laneway.worker.bench.chaos.run import ENTRY, chaos
+
+JOBS, WORKERS = 300, 4
+PLANTED = "laneway.worker.bench.chaos.planted"
+
+
+async def trial(seed: int, entry: Sequence[str] = ENTRY) -> Report:
+    """A short run on the first server that this machine has."""
+    found = binaries()
+    if not found:
+        pytest.skip("no server: neither laneway[embedded] nor /usr/bin/redis-server is installed")
+    return await chaos(make_plan(JOBS, seed, WORKERS), WORKERS, next(iter(found.values())), entry)
+
+
+# --- real processes -----------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.redis
+@pytest.mark.timeout(180)
+async def test_no_job_is_lost_and_none_answered_twice() -> None:
+    """Workers killed and frozen, the server restarted, replies dropped, engines poisoned: one outcome for each job."""
+    report = await trial(seed=1)
+    assert report.accepted == JOBS
+    assert (report.missing, report.double, report.wrong) == (0, 0, 0), report
+    assert (report.waiting, report.pending) == (0, 0), report
+    assert report.poison == report.poison_sent, report
+    assert report.exits.keys() <= {"0", "3"}, report
+    assert report.recoveries, "no kill hit a worker with jobs in hand"
+
+
+@pytest.mark.slow
+@pytest.mark.redis
+@pytest.mark.timeout(180)
+async def test_a_result_stored_after_the_acknowledgement_shows_as_missing() -> None:
+    """Whoever dies in between takes the job along: the harness must see it."""
+    report = await trial(1, (PLANTED, "ack-first"))
+    assert report.missing, report
+    assert not report.clean
+
+
+@pytest.mark.slow
+@pytest.mark.redis
+@pytest.mark.timeout(180)
+async def test_a_renewal_that_takes_jobs_back_shows_as_double() -> None:
+    """A worker that thaws and trusts such a renewal answers jobs that another has answered: the harness must see it."""
+    report = await trial(1, (PLANTED, "blind-renewal"))
+    assert report.double, report
+    assert not report.clean
+
+
+# --- the audit ----------------------------------------------------------------
+
+
+def line(process: str, at: float, event: str, job_id: str = "a") -> Line:
+    return Line(process=process, at=at, event=event, job_id=job_id)
+
+
+def judge(
+    kind: Kind = Kind.PLAIN, state: str | None = "completed", by_worker: bool = True, **more: Any
+) -> Report:
+    """The verdict over one job, which was settled once unless told otherwise."""
+    ended = {} if state is None else {"a": Ended(state=state, by_worker=by_worker)}
+    given = {"lines": [line("w", 2.0, "job.settled")] if by_worker else [], **more}
+    return audit(Evidence(accepted=[Accepted(job_id="a", kind=kind)], ended=ended, **given))
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (Kind.PLAIN, "completed"),
+        (Kind.CANCEL, "completed"),
+        (Kind.CANCEL, "cancelled"),
+        (Kind.DEADLINE, "completed"),
+        (Kind.DEADLINE, "expired"),
+        (Kind.POISON, "failed"),
+    ],
+)
+def test_a_job_that_ended_as_it_should_is_clean(kind: Kind, state: str) -> None:
+    """Each kind of job has its own good ends."""
+    assert judge(kind, state).clean
+
+
+@pytest.mark.parametrize(
+    ("field", "report"),
+    [
+        ("missing", judge(state=None)),
+        ("innocent", judge(state="failed")),
+        ("innocent", judge(Kind.CANCEL, "failed")),
+        ("wrong", judge(state="cancelled")),
+        ("wrong", judge(state="expired")),
+        ("waiting", judge(waiting=1)),
+        ("pending", judge(pending=1)),
+        ("double", judge(lines=[line("w", 2.0, "job.settled"), line("v", 3.0, "job.settled")])),
+        ("double", judge(Kind.CANCEL, "cancelled", by_worker=False, lines=[line("v", 3.0, "job.settled")])),
+    ],
+)
+def test_each_broken_promise_is_counted_by_its_name(field: str, report: Report) -> None:
+    """One job, one fault: its count is 1, and the run is not clean."""
+    assert getattr(report, field) == 1
+    assert not report.clean
+
+
+def test_poison_that_completes_was_not_found_out() -> None:
+    """A poison job kills every engine: it cannot have run."""
+    report = judge(Kind.POISON, "completed")
+    assert (report.poison, report.poison_sent, report.clean) == (0, 1, False)
+
+
+def test_a_worker_that_ends_of_a_defect_is_a_fault() -> None:
+    """0 is a drain and 3 a dead engine; nothing else may happen."""
+    assert judge(exits={0: 4, 3: 2}).clean
+    assert not judge(exits={1: 1}).clean
+
+
+def test_recovery_counts_from_the_kill_to_the_next_claim() -> None:
+    """Of the jobs that were in hand, not of those that had left it."""
+    lines = [
+        line("w", 1.0, "job.claimed", "a"),
+        line("w", 1.0, "job.claimed", "b"),
+        line("w", 1.5, "job.settled", "b"),
+        line("v", 5.0, "job.claimed", "a"),
+    ]
+    report = judge(lines=lines, deaths=[Death(process="w", at=2.0)])
+    assert (report.recoveries, report.recovery_s_max) == (1, 3.0)
+
+
+# --- the plan -----------------------------------------------------------------
+
+
+def test_a_seed_makes_the_same_plan_again() -> None:
+    """A run that found something can be repeated; another seed draws another one."""
+    assert make_plan(JOBS, 7, WORKERS) == make_plan(JOBS, 7, WORKERS)
+    assert make_plan(JOBS, 7, WORKERS) != make_plan(JOBS, 8, WORKERS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_plan_holds_every_kind_of_job_and_of_fault(seed: int) -> None:
+    """However short the run."""
+    plan = make_plan(JOBS, seed, WORKERS)
+    assert {arrival.kind for arrival in plan.arrivals} == set(Kind)
+    assert {strike.fault for strike in plan.strikes} == set(Fault)
+    assert sum(arrival.kind is Kind.POISON for arrival in plan.arrivals) == 3

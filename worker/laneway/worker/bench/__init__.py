@@ -1,0 +1,1 @@
+"""Measurements and trials: applications that stand on both sides of the queue."""
