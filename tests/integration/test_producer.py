@@ -363,8 +363,16 @@ async def test_a_waiting_job_is_cancelled_at_once(redis_url: str, namespace: str
         waiter = asyncio.create_task(producer.result(job.id))
         await wait_until(lambda: producer._listener._inboxes, "the waiter to listen")
         assert await producer.cancel(job.id) is JobState.CANCELLED
-        assert (await asyncio.wait_for(waiter, 5)).state is JobState.CANCELLED
+        result = await asyncio.wait_for(waiter, 5)
+        assert (result.state, result.model, result.metadata) == (
+            JobState.CANCELLED,
+            "demo",
+            {"custom_id": "7"},
+        )
         assert await producer.cancel(job.id) is JobState.CANCELLED
+        large = await producer.submit(model="demo", prompt="x" * 100_000, metadata={"custom_id": "8"})
+        await producer.cancel(large.id)
+        assert (await producer.result(large.id)).metadata == {"custom_id": "8"}
         assert await worker.claim() == []
 
 
