@@ -1,7 +1,7 @@
 """Keeping what is in hand, and noticing when it is lost.
 
-A lease lapses on the server when it is not renewed. It is renewed for jobs whose engine makes steps, and for jobs of
-which nothing is in the engine yet; so a hung engine loses its jobs to other workers. The worker keeps its own account
+A lease lapses on the server when it is not renewed. It is renewed for jobs whose engine made a step within the last
+lease, and for jobs of which nothing is in the engine yet; so a hung engine loses its jobs within two leases. The worker keeps its own account
 by the monotonic clock, and drops what it could not renew in time before the server does: this is what happens after a
 long outage, and after the process was frozen.
 """
@@ -62,7 +62,6 @@ class LeaseKeeper:
         self._holdings: dict[JobId, Holding] = {}
         self._tick_s = min(1.0, lease_s / 15)
         self._ticked_at = clock()
-        self._renewed_at = clock()
         self._seen_steps = -1
         self._moved_at = clock()
         self._stuck_since: float | None = None
@@ -116,7 +115,6 @@ class LeaseKeeper:
         due = [holding for holding in self._holdings.values() if self._makes_progress(holding)]
         for first in range(0, len(due), CHUNK):
             await self._renew(due[first : first + CHUNK])
-        self._renewed_at = started
 
     async def _renew(self, chunk: list[Holding]) -> None:
         sent_at = self._clock()
@@ -128,8 +126,10 @@ class LeaseKeeper:
                 holding.renewed_at = sent_at
 
     def _makes_progress(self, holding: Holding) -> bool:
+        """Whether its engine made a step within the last lease. A single step may take long, on a CPU or with a long
+        prompt: to stop renewing at the first quiet third of a lease hands slow jobs round for ever."""
         entered = holding.engine_since()
-        return entered is None or max(entered, self._moved_at) >= self._renewed_at
+        return entered is None or self._clock() - max(entered, self._moved_at) <= self._lease_s
 
     def _give_up(self, holding: Holding, why: str) -> None:
         job_id = holding.claim.job.id
