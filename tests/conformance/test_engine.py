@@ -398,7 +398,7 @@ BAD_GRAMMARS = {
     "bad regex": StructuredOutput(regex="["),
     "bad schema": StructuredOutput(json={"type": "str"}),
     "schema that is no JSON": StructuredOutput(json="{"),
-    "bad grammar": StructuredOutput(grammar="root ::= "),
+    "bad grammar": StructuredOutput(grammar='root ::= "a'),
     "undefined rule": StructuredOutput(grammar="root ::= nothing"),
 }
 

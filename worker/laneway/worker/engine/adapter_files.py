@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from laneway.schemas.errors import shown
+from laneway.worker.engine.tensors import DamagedFile, Shapes, read_shapes
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import Adapter
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-MOST_HEADER = 64 * 1024 * 1024
-"""Bytes of a safetensors header that are still read; a 70B's adapter needs about 300 KB."""
+_MATRIX = re.compile(r"(base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(\.\w+)?\.weight")
+_NOT_STORED = ("lm_head", "embed_tokens")  # tied to each other in many models
 
 
 def adapter_digest(path: str | Path) -> str:
@@ -44,8 +45,11 @@ def adapter_rank(path: str | Path) -> int:
     return rank if isinstance(rank, int) else 0
 
 
-def check_adapter_files(adapter: Adapter, max_rank: int) -> None:
+def check_adapter_files(adapter: Adapter, max_rank: int, model: Shapes) -> None:
     """Check that the engine will be able to load the adapter, as far as its files tell.
+
+    Args:
+        model: the base model's tensors. Modules are compared where it stores them under the adapter's names.
 
     Raises:
         JobRefused: `bad_adapter`, with what is wrong; `adapter_missing` when the folder or a file is not there.
@@ -55,7 +59,9 @@ def check_adapter_files(adapter: Adapter, max_rank: int) -> None:
         raise JobRefused("adapter_missing", f"lora: the folder of adapter {adapter.id} is not there", "lora")
     config = _config(adapter, folder)
     _check_config(adapter, config, max_rank)
-    _check_tensors(adapter, _header(adapter, folder), max_rank)
+    shapes = _shapes(adapter, folder)
+    _check_ranks(adapter, shapes, max_rank)
+    _check_fit(adapter, shapes, model)
 
 
 def _refuse(adapter: Adapter, why: str) -> JobRefused:
@@ -96,35 +102,44 @@ def _check_config(adapter: Adapter, config: Mapping[str, Any], max_rank: int) ->
         raise _refuse(adapter, "expected neither bias nor DoRA")
 
 
-def _header(adapter: Adapter, folder: Path) -> Mapping[str, Any]:
-    """The tensors of the weights file: name to dtype, shape and place."""
-    path = folder / WEIGHTS
+def _shapes(adapter: Adapter, folder: Path) -> Shapes:
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(min(length, MOST_HEADER)))
-        header.pop("__metadata__", None)
-        end = 8 + length + max(tensor["data_offsets"][1] for tensor in header.values())
+        return read_shapes(folder / WEIGHTS)
     except OSError:
         raise JobRefused(
             "adapter_missing", f"lora: adapter {adapter.id} has no readable {WEIGHTS}", "lora"
         ) from None
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, struct.error, RecursionError):
-        raise _refuse(adapter, f"{WEIGHTS} is empty, damaged or cut off") from None
-    if end != size:
-        raise _refuse(adapter, f"{WEIGHTS} is damaged or cut off: expected {end} bytes, got {size}")
-    return dict(header)
+    except DamagedFile as error:
+        raise _refuse(adapter, f"{WEIGHTS} {error}") from None
 
 
-def _check_tensors(adapter: Adapter, header: Mapping[str, Any], max_rank: int) -> None:
-    for name, tensor in header.items():
-        shape = tensor.get("shape") or [0]
-        if ".lora_A." in name:
-            rank = shape[0]
-        elif ".lora_B." in name:
-            rank = shape[-1]
-        else:
+def _check_ranks(adapter: Adapter, shapes: Shapes, max_rank: int) -> None:
+    for name, shape in shapes.items():
+        match = _MATRIX.fullmatch(name)
+        if match is None or len(shape) < 2:
             raise _refuse(adapter, f"it holds more than LoRA matrices ({shown(name)})")
+        rank = shape[0] if match["side"] == "A" else shape[-1]
         if not 1 <= rank <= max_rank:
             raise _refuse(adapter, f"{shown(name)} has rank {rank} and the engine's limit is {max_rank}")
+
+
+def _check_fit(adapter: Adapter, shapes: Shapes, model: Shapes) -> None:
+    """The engine itself takes an adapter of a smaller model, and answers with it."""
+    strangers = []
+    known = 0
+    for name, shape in shapes.items():
+        match = _MATRIX.fullmatch(name)
+        if match is None or match["module"].endswith(_NOT_STORED):
+            continue
+        base = model.get(f"{match['module']}.weight")
+        if base is None or len(base) != 2 or len(shape) != 2:
+            strangers.append(match["module"])
+            continue
+        known += 1
+        made_for, has = (shape[1], base[1]) if match["side"] == "A" else (shape[0], base[0])
+        if made_for != has:
+            raise _refuse(
+                adapter, f"it is not for this model: {shown(name)} is {made_for} wide, the model {has}"
+            )
+    if known and strangers:
+        raise _refuse(adapter, f"it is not for this model, which has no {shown(strangers[0])}")

@@ -12,6 +12,7 @@ from typing import Any
 from laneway.schemas.ids import AdapterId
 from laneway.worker.engine.adapter_files import check_adapter_files
 from laneway.worker.engine.slot_gate import SlotGate
+from laneway.worker.engine.tensors import Shapes
 from laneway.worker.engine.vllm_prepare import first_line
 from laneway.worker.errors import EngineDied, JobRefused
 from laneway.worker.ports import Adapter
@@ -32,6 +33,7 @@ class VllmAdapters:
         slots: int,
         held: int,
         max_rank: int,
+        model: Shapes,
         call: Callable[[Awaitable[Any]], Awaitable[Any]],
     ) -> None:
         """`call` awaits a call into the engine, and raises `EngineDied` when the engine dies meanwhile."""
@@ -39,6 +41,7 @@ class VllmAdapters:
         self._native = native
         self._held = held
         self._max_rank = max_rank
+        self._model = model
         self._call = call
         self._known: dict[AdapterId, Adapter] = {}
         self._loaded: OrderedDict[Adapter, Any] = OrderedDict()
@@ -48,29 +51,27 @@ class VllmAdapters:
 
     async def load(self, adapter: Adapter) -> None:
         """Check the adapter's files and load it. Raises `JobRefused`; the engine is unharmed."""
-        await self.gate.enter(adapter.id)
+        await self.gate.enter(_version(adapter))
         try:
             await self._hold(adapter)
         finally:
-            self.gate.leave(adapter.id)
+            self.gate.leave(_version(adapter))
         self._known[adapter.id] = adapter
 
-    async def enter(self, lora: AdapterId | None) -> Any:
-        """vLLM's request for the adapter, loaded and in a slot until `leave`. None for the base model."""
-        if lora is None:
-            return None
+    async def enter(self, lora: AdapterId) -> tuple[Adapter, Any]:
+        """The adapter and vLLM's request for it, loaded and in a slot until `leave`."""
         if (adapter := self._known.get(lora)) is None:
             raise JobRefused("unknown_adapter", "lora: the engine has no adapter of that name", "lora")
-        await self.gate.enter(lora)
+        await self.gate.enter(_version(adapter))
         try:
-            return await self._hold(adapter)
+            return adapter, await self._hold(adapter)
         except BaseException:
-            self.gate.leave(lora)
+            self.leave(adapter)
             raise
 
-    def leave(self, lora: AdapterId | None) -> None:
+    def leave(self, adapter: Adapter) -> None:
         """The run is out of the engine."""
-        self.gate.leave(lora)
+        self.gate.leave(_version(adapter))
 
     async def _hold(self, adapter: Adapter) -> Any:
         if (request := self._loaded.get(adapter)) is not None:
@@ -78,13 +79,13 @@ class VllmAdapters:
             return request
         async with self._lock:
             if adapter not in self._loaded:
-                await asyncio.to_thread(check_adapter_files, adapter, self._max_rank)
+                await asyncio.to_thread(check_adapter_files, adapter, self._max_rank, self._model)
                 await self._make_room()
                 self._loaded[adapter] = await self._add(adapter)
             return self._loaded[adapter]
 
     async def _make_room(self) -> None:
-        idle = [adapter for adapter in self._loaded if adapter.id not in self.gate.in_use]
+        idle = [adapter for adapter in self._loaded if _version(adapter) not in self.gate.in_use]
         for adapter in idle[: max(0, len(self._loaded) - self._held + 1)]:
             request = self._loaded.pop(adapter)
             await self._call(self._llm.remove_lora(request.lora_int_id))
@@ -108,3 +109,8 @@ class VllmAdapters:
         if not added:
             raise JobRefused("bad_adapter", f"lora: the engine did not take adapter {adapter.id}", "lora")
         return request
+
+
+def _version(adapter: Adapter) -> str:
+    """What the engine takes for one adapter: the same name with new content is another one."""
+    return f"{adapter.id}@{adapter.digest}@{adapter.path}"

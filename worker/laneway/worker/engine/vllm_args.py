@@ -81,13 +81,23 @@ def engine_args(settings: VllmSettings, model: str, *, cpu: bool) -> dict[str, A
         # Compiling takes 190 s at every start, and the CPU has no asynchronous scheduler.
         args |= {"enforce_eager": True, "async_scheduling": False, "dtype": cpu_dtype()}
     if settings.max_loras:
+        slots = settings.max_loras + spare_slots(cpu=cpu)
         args |= {
             "enable_lora": True,
-            "max_loras": settings.max_loras,
+            "max_loras": slots,
             "max_lora_rank": lora_rank(settings.adapters),
-            "max_cpu_loras": max(2 * settings.max_loras, min(64, len(settings.adapters))),
+            "max_cpu_loras": max(2 * slots, min(64, len(settings.adapters))),
         }
     return args | settings.args
+
+
+def spare_slots(*, cpu: bool) -> int:
+    """Adapter slots that must stay empty: one on a CPU.
+
+    vLLM's CPU kernels take base-model jobs for jobs of the last slot as soon as one job of the batch has an adapter.
+    An empty slot adds nothing. Slots are filled from the first, so it stays empty while fewer adapters are held.
+    """
+    return 1 if cpu else 0
 
 
 def cpu_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -113,8 +123,8 @@ def check_names(args: Iterable[str], known: Iterable[str]) -> None:
     """
     names = set(known)
     for name in args:
-        if name == "model":
-            raise SettingsError("engine.model: expected nothing here, since the option `model` says it")
+        if name in ("model", "max_loras"):
+            raise SettingsError(f"engine.{name}: expected nothing here, since the option `{name}` says it")
         if name not in names:
             raise SettingsError(
                 f"engine.{name}: expected an argument of the installed vLLM{nearest(name, names)}, "

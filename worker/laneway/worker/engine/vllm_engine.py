@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import resource_tracker
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from laneway.schemas.ids import AdapterId
 from laneway.schemas.job import Job
 from laneway.worker.engine.guard import Guard
 from laneway.worker.engine.model_folder import resolve_model
+from laneway.worker.engine.tensors import folder_shapes
 from laneway.worker.engine.vllm_adapters import VllmAdapters
 from laneway.worker.engine.vllm_args import VllmSettings, set_environment
 from laneway.worker.engine.vllm_output import pieces
@@ -47,7 +50,7 @@ class VllmEngine:
         self._preparer: Preparer
         self._adapters: VllmAdapters
         self._runs: set[str] = set()
-        self._entering: dict[str, asyncio.Task[Any]] = {}
+        self._entering: dict[str, asyncio.Future[tuple[Adapter, Any]]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._starting: threading.Thread | None = None
         self._ended = False
@@ -81,9 +84,15 @@ class VllmEngine:
             self._info,
             lambda job, room: native.sampling_params(llm, job, room),
         )
-        rank, held = native.max_ranks(llm)
+        rank, held = native.lora_limits(llm)
         self._adapters = VllmAdapters(
-            llm, native, slots=self._info.max_loras, held=held, max_rank=rank, call=self._call
+            llm,
+            native,
+            slots=self._info.max_loras,
+            held=held,
+            max_rank=rank,
+            model=await asyncio.to_thread(folder_shapes, Path(llm.vllm_config.model_config.model)),
+            call=self._call,
         )
         self._watch = asyncio.create_task(self._watch_engine(), name="watch vLLM")
         progress("engine", 1.0)
@@ -174,35 +183,33 @@ class VllmEngine:
         if run in self._runs:
             raise AttemptFailed("a run of that name is in the engine")
         self._runs.add(run)
-        lora = prepared.job.lora
+        adapter, request = None, None
         try:
-            request = await self._enter(run, prepared)
-            if request is ABORTED:
-                yield _aborted(prepared)
-                return
-            try:
-                async for output in self._outputs(run, prepared, priority, request):
-                    yield output
-            finally:
-                self._adapters.leave(lora)
+            if prepared.job.lora is not None:
+                adapter, request = await self._enter(run, prepared.job.lora)
+            async for output in self._outputs(run, prepared, priority, request):
+                yield output
+        except _Aborted:
+            yield tuple(Piece(index=i, finish_reason="abort") for i in range(prepared.job.sampling.n))
         finally:
+            if adapter is not None:
+                self._adapters.leave(adapter)
             self._runs.discard(run)
 
-    async def _enter(self, run: str, prepared: Prepared) -> Any:
+    async def _enter(self, run: str, lora: AdapterId) -> tuple[Adapter, Any]:
         """The adapter, in a slot. `abort` reaches a run that waits for one."""
-        lora = prepared.job.lora
-        if lora is None:
-            return None
         entering = self._entering[run] = asyncio.ensure_future(self._adapters.enter(lora))
         try:
             await asyncio.wait({entering})
         except asyncio.CancelledError:
             if not entering.cancel() and not entering.cancelled() and entering.exception() is None:
-                self._adapters.leave(lora)
+                self._adapters.leave(entering.result()[0])
             raise
         finally:
             del self._entering[run]
-        return ABORTED if entering.cancelled() else entering.result()
+        if entering.cancelled():
+            raise _Aborted
+        return entering.result()
 
     async def _outputs(
         self, run: str, prepared: Prepared, priority: int, request: Any
@@ -271,12 +278,5 @@ class VllmEngine:
             death.cancel()
 
 
-class _Aborted:
-    pass
-
-
-ABORTED = _Aborted()
-
-
-def _aborted(prepared: Prepared) -> tuple[Piece, ...]:
-    return tuple(Piece(index=index, finish_reason="abort") for index in range(prepared.job.sampling.n))
+class _Aborted(Exception):
+    """A run was aborted before vLLM knew it."""

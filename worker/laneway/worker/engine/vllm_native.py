@@ -25,7 +25,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from laneway.schemas.errors import LanewayError
 from laneway.schemas.job import Job
 from laneway.schemas.sampling import Sampling, StructuredOutput
-from laneway.worker.engine.vllm_args import VllmSettings, check_names, engine_args
+from laneway.worker.engine.vllm_args import VllmSettings, check_names, engine_args, spare_slots
 from laneway.worker.engine.vllm_prepare import first_line
 from laneway.worker.errors import AttemptFailed, EngineDied, EngineStartFailed, JobRefused, SettingsError
 from laneway.worker.ports import EngineInfo
@@ -48,7 +48,7 @@ def build(settings: VllmSettings, model: str, record: Callable[[Any, Any], None]
         EngineStartFailed: wrong values, or the engine did not come up.
     """
     check_names(settings.args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
-    values = engine_args(settings, model, cpu=current_platform.is_cpu())
+    values = engine_args(settings, model, cpu=_is_cpu())
     try:
         args = AsyncEngineArgs(**values)
         config = args.create_engine_config()
@@ -76,14 +76,26 @@ def info(llm: Any, settings: VllmSettings) -> EngineInfo:
         seats=config.scheduler_config.max_num_seqs,
         step_tokens=config.scheduler_config.max_num_batched_tokens,
         kv_tokens=tokens,
-        max_loras=config.lora_config.max_loras if config.lora_config else 0,
+        max_loras=_slots(config.lora_config),
     )
 
 
-def max_ranks(llm: Any) -> tuple[int, int]:
-    """The engine's `max_lora_rank`, and how many adapters its host memory holds."""
+def lora_limits(llm: Any) -> tuple[int, int]:
+    """The engine's `max_lora_rank`, and how many adapters it may hold at a time."""
     lora = llm.vllm_config.lora_config
-    return (lora.max_lora_rank, lora.max_cpu_loras or lora.max_loras) if lora else (0, 0)
+    if lora is None:
+        return 0, 0
+    if _is_cpu():
+        return lora.max_lora_rank, _slots(lora)
+    return lora.max_lora_rank, lora.max_cpu_loras or lora.max_loras
+
+
+def _slots(lora: Any) -> int:
+    return int(lora.max_loras) - spare_slots(cpu=_is_cpu()) if lora else 0
+
+
+def _is_cpu() -> bool:
+    return bool(current_platform.is_cpu())
 
 
 def lora_request(name: str, number: int, path: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,13 @@ from laneway.worker.ports import EngineInfo, Prepared
 MOST_REASON = 200
 """Characters of a template's or vLLM's own words that an error repeats."""
 
+_RESERVED = {
+    "conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message",
+    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+}  # fmt: skip
+"""Arguments of `apply_chat_template` that are not variables of a template. A template of the job's own is a program."""
+
 
 class Preparer:
     """Prepares jobs with the model's own tokenizer and chat template."""
@@ -25,8 +31,6 @@ class Preparer:
         self._info = info
         self._sampling = sampling
         self._longest = max(map(len, tokenizer.get_vocab()), default=1)
-        own = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = {name for name, it in own.items() if it.kind is not it.VAR_KEYWORD} - {"documents"}
 
     def prepare(self, job: Job) -> Prepared:
         """Check and tokenise. Raises `JobRefused`."""
@@ -61,7 +65,7 @@ class Preparer:
 
     def _render(self, chat: Chat) -> str:
         extra = chat.template_kwargs or {}
-        if taken := self._reserved & extra.keys():
+        if taken := _RESERVED & extra.keys():
             name = min(taken)
             raise JobRefused(
                 "template_refused", f"template_kwargs: {name} is not for jobs to set", "template_kwargs"
