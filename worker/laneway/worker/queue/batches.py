@@ -43,8 +43,11 @@ class Batches(Generic[Item, Reply]):
 
     async def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
+        if len(waiting) <= self._most:
+            return await self._exchange(waiting)
         chunks = [waiting[start : start + self._most] for start in range(0, len(waiting), self._most)]
         await asyncio.gather(*(self._exchange(chunk) for chunk in chunks))
+        return None
 
     async def _exchange(self, chunk: list[tuple[Item, asyncio.Future[Reply | Exception]]]) -> None:
         replies: Sequence[Reply | Exception]
