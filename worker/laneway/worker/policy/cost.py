@@ -19,7 +19,7 @@ ANCHOR = 1e-3
 shows some coefficients apart; the anchor keeps those where the profile put them."""
 
 TRUSTED_ERROR = 0.20
-"""Mean absolute relative error beyond which the profile is believed instead of the refined model."""
+"""Mean absolute relative error up to which the refined model is used without asking whether the profile was better."""
 
 
 class StepLoad(Struct, frozen=True):
@@ -63,11 +63,15 @@ which the weights can be read, `b` is 54% of the card's 790 TFLOP/s."""
 class Evidence(Struct):
     """Normal equations of all observations so far, each scaled by its own duration (relative errors count)."""
 
+    profile: CostModel | None = None
+    """What the engine was found to be at warm-up."""
     matrix: list[list[float]] = field(default_factory=lambda: [[0.0] * 4 for _ in range(4)])
     vector: list[float] = field(default_factory=lambda: [0.0] * 4)
     samples: int = 0
     error: float = 0.0
     """Mean absolute relative error (MAPE / 100) of predictions made *before* each observation, fading alike."""
+    profile_error: float = 0.0
+    """The same, had the profile been asked."""
 
 
 class Fit(Struct, frozen=True):
@@ -99,20 +103,24 @@ def observe(evidence: Evidence, current: CostModel, load: StepLoad, seconds: flo
         return
     weight = max(1 - FORGETTING, 1 / (evidence.samples + 1))
     evidence.error += weight * (_relative_error(current, load, seconds) - evidence.error)
+    if evidence.profile is not None:
+        error = _relative_error(evidence.profile, load, seconds)
+        evidence.profile_error += weight * (error - evidence.profile_error)
     _add(evidence, load, seconds, keep=FORGETTING)
 
 
-def solve(evidence: Evidence, profile: CostModel) -> CostModel:
-    """The refined model: the evidence, held near `profile` where it says nothing. The profile itself while the
-    error is above `TRUSTED_ERROR` after the first hundred steps."""
-    if evidence.samples >= 100 and evidence.error > TRUSTED_ERROR:
-        return profile
+def solve(evidence: Evidence) -> CostModel:
+    """The refined model: the evidence, held near the profile where it says nothing. The profile itself when the
+    refined one has become worse than it and than `TRUSTED_ERROR`."""
     matrix = [row[:] for row in evidence.matrix]
     vector = evidence.vector[:]
-    for i, prior in enumerate(_coefficients(profile)):
-        pull = ANCHOR * max(matrix[i][i], 1e-9)
-        matrix[i][i] += pull
-        vector[i] += pull * prior
+    if evidence.profile is not None:
+        if evidence.error > max(TRUSTED_ERROR, evidence.profile_error):
+            return evidence.profile
+        for i, prior in enumerate(_coefficients(evidence.profile)):
+            pull = ANCHOR * max(matrix[i][i], 1e-9)
+            matrix[i][i] += pull
+            vector[i] += pull * prior
     return _solve_nonnegative(matrix, vector)
 
 

@@ -285,9 +285,11 @@ class Engine:
         return adapter in self._resident
 
     def _make_room(self, batch: Batch) -> bool:
-        """Preempt until every decoding job has room for one more token; True when somebody had to go."""
+        """Preempt until every decoding job has room for one more token beside the prompts that are partly computed;
+        True when somebody had to go."""
         before = self.preemptions
-        while self.kv_used + batch.decodes > self.spec.kv_tokens and len(self.running) > 1:
+        room = self.spec.kv_tokens
+        while len(self.running) > 1 and self.kv_used + batch.decodes + self._unfinished_prompts() > room:
             if self.spec.by_priority:
                 victim = max(self.running.values(), key=lambda job: (job.priority, job.arrival))
             else:

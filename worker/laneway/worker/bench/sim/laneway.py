@@ -64,8 +64,7 @@ class Worker:
         self.name = name
         self.engine = engine
         self.options = options
-        self.profile = profile
-        self.evidence = cost.Evidence()
+        self.evidence = cost.Evidence(profile)
         rule = BudgetRule(
             most=spec.step_tokens,
             tpot_s=0.05 if options.budget else 1e3,
@@ -87,7 +86,7 @@ class Worker:
         load = cost.StepLoad(batch.prefill, batch.decodes, batch.kv)
         cost.observe(self.evidence, self.state.model, load, batch.seconds)
         if self.evidence.samples % REFIT_STEPS == 0:
-            self.state.model = cost.solve(self.evidence, self.profile)
+            self.state.model = cost.solve(self.evidence)
 
     def limits(self, engine: Engine) -> Limits:
         """The second level: what the next step may compute, and who sits it out for a waiting latency job."""
