@@ -6,69 +6,76 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import sys
+from collections.abc import Sequence
 
+from laneway.schemas import wire
+from laneway.schemas.ids import JobId
 from laneway.schemas.keys import GROUP
 from laneway.schemas.outcome import Result
 from laneway.worker import app, lease
 from laneway.worker.ports import Claim, Settlement
-from laneway.worker.queue import redis_queue
-from laneway.worker.queue.connection import Script
 from laneway.worker.queue.redis_queue import RedisQueue
 
-RESULT_LATE_S = 0.3
+RESULT_LATE_S = 1.0
 """How long after its removal from the lane a job's result is stored."""
-
-_BLIND_RENEWAL = """
--- Claims whatever it is asked to, whoever owns it, and finds nothing lost.
-local claim = {'XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0}
-for i = 4, #ARGV, 3 do claim[#claim + 1] = ARGV[i] end
-claim[#claim + 1] = 'JUSTID'
-redis.call(unpack(claim))
-return {}
-"""
-_BLIND_SETTLE = """
--- Whoever comes may store an outcome, as long as the renewal did not say otherwise.
-redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[5])
-redis.pcall('XACK', KEYS[1], ARGV[1], ARGV[2])
-redis.call('XDEL', KEYS[1], ARGV[2])
-return 'STORED'
-"""
+RESULT_TTL_MS = 3_600_000
 
 
-def acknowledge_before_result() -> None:
+class AcknowledgeBeforeResult(RedisQueue):
     """The job leaves its lane first, and its result is stored a moment later."""
-    store = RedisQueue._settle  # noqa: SLF001 - the bug sits where the product's code does
 
-    async def settle(queue: RedisQueue, claim: Claim, result: Result, letter: bytes, code: str) -> Settlement:
-        lane = queue._part(claim.lane).lane(claim.lane)  # noqa: SLF001
-        await queue._ask("XACK", lane, GROUP, claim.entry)  # noqa: SLF001
-        await queue._ask("XDEL", lane, claim.entry)  # noqa: SLF001
+    async def settle(self, claim: Claim, result: Result) -> Settlement:
+        await self._acknowledge(claim)
+        return await super().settle(claim, result)
+
+    async def dead_letter(self, claim: Claim, result: Result) -> Settlement:
+        await self._acknowledge(claim)
+        return await super().dead_letter(claim, result)
+
+    async def _acknowledge(self, claim: Claim) -> None:
+        await remove(self, claim)
         await asyncio.sleep(RESULT_LATE_S)
-        return await store(queue, claim, result, letter, code)
-
-    RedisQueue._settle = settle  # type: ignore[assignment, method-assign]  # noqa: SLF001
 
 
-def renew_without_owner_check() -> None:
-    """Renewal takes entries back, where the worker trusts renewal alone.
+class RenewWithoutOwnerCheck(RedisQueue):
+    """Renewal takes entries back and finds nothing lost, and settling trusts it: whoever comes may store an outcome."""
 
-    The worker's own clock and the fence at settling would each hide the bug, so they are taken away with it.
-    """
-    _replace(redis_queue._RENEW, _BLIND_RENEWAL)  # noqa: SLF001
-    _replace(redis_queue._SETTLE, _BLIND_SETTLE)  # noqa: SLF001
-    lease.FENCE = math.inf
+    async def renew(self, claims: Sequence[Claim]) -> list[JobId]:
+        for claim in claims:
+            lane = self._part(claim.lane).lane(claim.lane)
+            await self._ask("XCLAIM", lane, GROUP, self._worker, 0, claim.entry, "JUSTID")
+        return []
+
+    async def settle(self, claim: Claim, result: Result) -> Settlement:
+        place = self._part(claim.lane).result(claim.job.id)
+        await self._ask("SET", place, wire.encode(result), "PX", RESULT_TTL_MS)
+        await remove(self, claim)
+        return Settlement.STORED
 
 
-def _replace(script: Script, source: str) -> None:
-    script.source = source
-    script.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+async def remove(queue: RedisQueue, claim: Claim) -> None:
+    """Take the job out of its lane."""
+    lane = queue._part(claim.lane).lane(claim.lane)  # noqa: SLF001 - the bug sits where the product's code does
+    await queue._ask("XACK", lane, GROUP, claim.entry)  # noqa: SLF001
+    await queue._ask("XDEL", lane, claim.entry)  # noqa: SLF001
 
 
-BUGS = {"ack-first": acknowledge_before_result, "blind-renewal": renew_without_owner_check}
+def run(bug: str, options: Sequence[str]) -> int:
+    """Run a worker with that bug; the exit code."""
+    app.RedisQueue = BUGS[bug]  # type: ignore[attr-defined]
+    if bug == "blind-renewal":
+        lease.FENCE = (
+            math.inf
+        )  # the worker's own clock would hide the bug: it drops what it could not renew in time
+    return app.main(options)
+
+
+BUGS: dict[str, type[RedisQueue]] = {
+    "ack-first": AcknowledgeBeforeResult,
+    "blind-renewal": RenewWithoutOwnerCheck,
+}
 
 if __name__ == "__main__":
-    BUGS[sys.argv[1]]()
-    sys.exit(app.main(sys.argv[2:]))
+    sys.exit(run(sys.argv[1], sys.argv[2:]))
