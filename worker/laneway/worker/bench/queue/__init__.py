@@ -1,0 +1,1 @@
+"""How many jobs a second go from submit through pull to settle, beside other queues on the same server."""
