@@ -30,7 +30,7 @@ def recount(state: State) -> None:
     assert len(state.slots.in_flight.keys() | state.slots.pinned) <= state.slots.most
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_the_ledger_balances_and_no_adapter_exceeds_the_slots(data: st.DataObject) -> None:
     """Through any sequence of plans, first tokens and ends: sums match, nothing is negative, slots hold."""
@@ -53,7 +53,6 @@ def test_the_ledger_balances_and_no_adapter_exceeds_the_slots(data: st.DataObjec
         now += data.draw(st.floats(0.01, 100))
 
 
-@settings(max_examples=60)
 @given(candidates(most=12))
 def test_an_empty_engine_never_stays_idle_while_a_job_waits(waiting: list[Candidate]) -> None:
     """Work conservation: something is admitted, whatever it needs."""
@@ -61,7 +60,6 @@ def test_an_empty_engine_never_stays_idle_while_a_job_waits(waiting: list[Candid
     assert bool(plan.admit) == bool(waiting)
 
 
-@settings(max_examples=60)
 @given(candidates(most=20), st.integers(4, 16))
 def test_whoever_waits_has_a_reason_that_holds(waiting: list[Candidate], seats: int) -> None:
     """A lane's head that stays while a seat is free was kept out by KV, a slot, the feed, the pace or its turn."""
