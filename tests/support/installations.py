@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from importlib import resources
 from typing import Any, Protocol
 
@@ -77,6 +78,15 @@ class Installation(Protocol):
     async def dead(self) -> list[dict[str, Any]]:
         """Dead letters: `job_id`, `error` and `data`."""
 
+    async def lapse(self, worker: str) -> None:
+        """Let every lease of a worker lapse now."""
+
+    async def forget_readers(self) -> None:
+        """Lose every consumer group, as a failover may; in memory nothing is lost."""
+
+    async def flush(self) -> None:
+        """Lose everything."""
+
     async def close(self) -> None:
         """Close every queue."""
 
@@ -120,6 +130,20 @@ class MemoryInstallation:
 
     async def dead(self) -> list[dict[str, Any]]:
         return [{"job_id": d.job_id, "error": d.error, "data": d.data} for d in self.server.dead]
+
+    async def lapse(self, worker: str) -> None:
+        for entries in self.server.lanes.values():
+            for entry in entries.values():
+                if entry.owner == worker:
+                    entry.touched = -1e9
+
+    async def forget_readers(self) -> None:
+        return
+
+    async def flush(self) -> None:
+        for kept in (self.server.lanes, self.server.records, self.server.results, self.server.settled):
+            kept.clear()
+        self.server.cancels.clear()
 
     async def close(self) -> None:
         return
@@ -248,6 +272,25 @@ class RedisInstallation:
             }
             for fields in letters
         ]
+
+    async def lapse(self, worker: str) -> None:
+        for lane in lanes(0):
+            key = self.part().lane(lane)
+            rows = []
+            with suppress(redis.exceptions.ResponseError):  # no such lane
+                rows = await self.client.xpending_range(key, GROUP, "-", "+", 1000, worker)
+            if entries := [row["message_id"] for row in rows]:
+                await self.client.xclaim(key, GROUP, worker, 0, entries, idle=3_600_000, justid=True)
+
+    async def forget_readers(self) -> None:
+        for lane in lanes(0):
+            with suppress(redis.exceptions.ResponseError):
+                await self.client.xgroup_destroy(self.part().lane(lane), GROUP)
+
+    async def flush(self) -> None:
+        for pattern in (f"{self.namespace}:*", f"{{{self.namespace}:*"):
+            async for key in self.client.scan_iter(match=pattern):
+                await self.client.delete(key)
 
     async def close(self) -> None:
         for queue in self._queues:

@@ -65,7 +65,6 @@ class MemoryServer:
         self._waiters: set[asyncio.Future[None]] = set()
         self.lanes: dict[tuple[str, Lane], dict[str, Entry]] = {}
         self.records: dict[JobId, JobRecord] = {}
-        self.losses: dict[JobId, int] = {}
         self.settled: dict[JobId, int] = {}
         """Attempt whose outcome is the job's result."""
         self.results: dict[JobId, Result] = {}

@@ -102,7 +102,7 @@ class MemoryQueue:
             failures=record.failures if record else 0,
             outputs=tuple(record.outputs.split()) if record else (),
             cancelled=entry.job_id in server.cancels,
-            losses=server.losses.get(entry.job_id, 0) if entry.job_id else 0,
+            losses=record.losses if record else 0,
         )
         return read_entry(raw, entry.data, now)
 
@@ -117,8 +117,9 @@ class MemoryQueue:
         for entry in lapsed:
             entry.owner = RETURNED
             if entry.job_id is not None:
-                self._server.losses[entry.job_id] = self._server.losses.get(entry.job_id, 0) + 1
-                self._server.update(entry.job_id, state=JobState.QUEUED, owner="")
+                record = self._server.records.get(entry.job_id)
+                losses = record.losses + 1 if record else 1
+                self._server.update(entry.job_id, state=JobState.QUEUED, owner="", losses=losses)
         if lapsed:
             self._server.ring()
         return len(lapsed)
