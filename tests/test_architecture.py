@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("schemas", "producer", "worker")
 FILE_LINES = 400
+TEST_LINES = 650
+"""A suite is a list of promises, read one at a time."""
 FUNCTION_LINES = 40
 
 LONG_FILES: dict[str, int] = {}
@@ -58,8 +60,9 @@ def test_files_stay_short() -> None:
         *(ROOT / "producer").rglob("*.lua"),
     ]
     lengths = {name(path): len(path.read_text().splitlines()) for path in files}
-    long = {path: length for path, length in lengths.items() if length > FILE_LINES}
-    assert {path: length for path, length in long.items() if length > LONG_FILES.get(path, FILE_LINES)} == {}
+    most = {path: TEST_LINES if path.startswith("tests/") else FILE_LINES for path in lengths}
+    long = {path: length for path, length in lengths.items() if length > most[path]}
+    assert {path: length for path, length in long.items() if length > LONG_FILES.get(path, 0)} == {}
     assert set(LONG_FILES) <= set(long), "a file has shrunk: take it off the list"
 
 

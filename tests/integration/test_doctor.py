@@ -15,9 +15,9 @@ import redis
 from msgspec.structs import replace
 
 from laneway.worker.cli import checks, doctor
-from laneway.worker.cli.table import table
 from laneway.worker.embedded import EmbeddedServer
 from laneway.worker.queue.admin import ServerFacts
+from laneway.worker.table import table
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from laneway.schemas.outcome import Completed, Result
-from laneway.worker.cli.table import table
+from laneway.worker.table import table
 
 
 class Group(Struct, frozen=True):

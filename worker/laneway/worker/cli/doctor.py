@@ -10,9 +10,9 @@ import msgspec
 
 from laneway.schemas.command import Command
 from laneway.worker.cli.checks import Check, check_engine, check_packages, check_python, check_server
-from laneway.worker.cli.table import table
 from laneway.worker.errors import SettingsError
 from laneway.worker.settings import load_settings, mask_url
+from laneway.worker.table import table
 
 
 def configure(parser: ArgumentParser) -> None:

@@ -11,8 +11,8 @@ import msgspec
 
 from laneway.schemas.command import Command
 from laneway.worker.bench.queue.race import Figure, Peer, find_peers, race, some_server, versions
-from laneway.worker.cli.table import table
 from laneway.worker.queue.admin import server_facts
+from laneway.worker.table import table
 
 BATCHES = (1, 32)
 SHARE_AT_ONE = 4
