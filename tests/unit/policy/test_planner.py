@@ -24,6 +24,7 @@ def recount(state: State) -> None:
     assert room.latency_seats == sum(h.candidate.seats for h in holdings if h.candidate.latency)
     assert room.throughput_seats == sum(h.candidate.seats for h in holdings if not h.candidate.latency)
     assert room.backlog == sum(h.candidate.prompt_tokens for h in holdings if not h.prefilled)
+    assert room.decodes == sum(h.candidate.seats for h in holdings if h.prefilled)
     assert abs(room.kv - sum(headroom.kv_of(h.candidate) for h in holdings)) < 1e-6
     assert min(room.latency_seats, room.throughput_seats, room.promoted_seats, room.backlog, room.free) >= 0
     assert room.latency_seats + room.throughput_seats <= max(room.seats, 3)  # 3: a wide job in a tiny engine

@@ -36,6 +36,8 @@ class Headroom(Struct, kw_only=True):
     promoted_seats: int = 0
     backlog: int = 0
     """Prompt tokens of jobs without a first token."""
+    decodes: int = 0
+    """Sequences past their first token."""
     kv: float = 0.0
     """KV tokens that all holdings take halfway through their answers. Jobs come and go at all stages, so this is what
     they take together at any time; committing each one's end instead leaves a fifth of the cache empty."""
@@ -47,11 +49,6 @@ class Headroom(Struct, kw_only=True):
     def free(self) -> int:
         """Seats nobody holds, never negative."""
         return max(0, self.seats - self.latency_seats - self.throughput_seats)
-
-    @property
-    def decodes(self) -> int:
-        """Sequences past their first token."""
-        return sum(h.candidate.seats for h in self.holdings.values() if h.prefilled)
 
 
 def kv_of(candidate: Candidate) -> float:
@@ -77,13 +74,16 @@ def first_token(headroom: Headroom, job_id: str) -> None:
     if holding is not None and not holding.prefilled:
         holding.prefilled = True
         headroom.backlog -= holding.candidate.prompt_tokens
+        headroom.decodes += holding.candidate.seats
 
 
 def release(headroom: Headroom, job_id: str) -> Holding | None:
     """The job has left the engine, for whatever reason. None: it was not there."""
     holding = headroom.holdings.pop(job_id, None)
     if holding is not None:
-        if not holding.prefilled:
+        if holding.prefilled:
+            headroom.decodes -= holding.candidate.seats
+        else:
             headroom.backlog -= holding.candidate.prompt_tokens
         _add(headroom, holding.candidate, holding.promoted, -1)
     return holding

@@ -46,9 +46,8 @@ class Histogram(Struct):
     weights: list[float] = field(default_factory=lambda: [0.0] * BINS)
     mean: float = 0.0
     samples: int = 0
-    most: int = 0
-    least: int = 0
-    """Percentiles as of the last answer."""
+    estimate: Estimate | None = None
+    """As of the last answer; None until there are enough."""
 
 
 class Lengths(Struct):
@@ -66,18 +65,21 @@ def record(lengths: Lengths, kind: Kind, tokens: int) -> None:
     histogram.weights = [weight * DECAY for weight in histogram.weights]
     histogram.weights[_bin(tokens)] += 1.0
     histogram.samples += 1
-    histogram.most = _percentile(histogram, MOST)
-    histogram.least = _percentile(histogram, LEAST)
     histogram.mean += max(1 - DECAY, 1 / histogram.samples) * (tokens - histogram.mean)
+    if histogram.samples >= ENOUGH:
+        numbers = math.ceil(histogram.mean), _percentile(histogram, MOST), _percentile(histogram, LEAST)
+        histogram.estimate = Estimate(*(max(1, number) for number in numbers))
 
 
 def estimate(lengths: Lengths, kind: Kind, max_tokens: int) -> Estimate:
     """What to reckon with for a job of this kind, neither more than `max_tokens` nor less than one."""
     histogram = lengths.kinds.get(kind)
-    if histogram is None or histogram.samples < ENOUGH:
+    if histogram is None or histogram.estimate is None:
         return Estimate(max_tokens, max_tokens, 1)
-    numbers = (math.ceil(histogram.mean), histogram.most, histogram.least)
-    return Estimate(*(max(1, min(max_tokens, number)) for number in numbers))
+    known = histogram.estimate
+    if max(known.mean, known.most) <= max_tokens:
+        return known
+    return Estimate(min(known.mean, max_tokens), min(known.most, max_tokens), min(known.least, max_tokens))
 
 
 def _percentile(histogram: Histogram, share: float) -> int:

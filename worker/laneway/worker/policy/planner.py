@@ -160,7 +160,7 @@ def plan(state: State, now: float, candidates: Sequence[Candidate], *, kv_used: 
 
 def _look(state: State, now: float, kv_used: int) -> _View:
     room = state.headroom
-    tpots = [h.candidate.tpot_s for h in room.holdings.values() if h.candidate.latency and h.candidate.tpot_s]
+    tpots = [h.candidate.tpot_s for h in room.holdings.values() if h.candidate.tpot_s and h.candidate.latency]
     tpot_s = min(tpots, default=state.rule.tpot_s)
     guarded = room.latency_seats > 0 or state.traffic.present(now)
     decodes = room.decodes

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+SUSPECT = 2
+"""Crashes with a job in hand that make it a suspect."""
+
 GROUPS = (8, 2, 1)
 """Suspects that share an engine at the second, third, and every later crash. From batches of 32, three crashes
 isolate a killer; halving instead (16, 8, 4, 2, 1) takes five, and every crash costs an engine start of 30 to 120 s."""
@@ -30,9 +33,9 @@ class Suspicion(Struct, frozen=True, kw_only=True):
 
 def group_size(losses: int) -> int | None:
     """How many jobs with that many losses may share an engine that runs nothing else; None: no restriction."""
-    if losses < 2:
+    if losses < SUSPECT:
         return None
-    return GROUPS[min(losses - 2, len(GROUPS) - 1)]
+    return GROUPS[min(losses - SUSPECT, len(GROUPS) - 1)]
 
 
 def is_guilty(suspicion: Suspicion, *, engine_death_seen: bool) -> bool:

@@ -22,7 +22,8 @@ STEP = 0.025
 MOST = 1.2
 WORKERS = 4
 """Engines, so that silos can be split three ways."""
-DEADLINES = (1.2, 2.0, 10.0)
+DEADLINES = (1.2, 2.0, 4.0)
+"""Times the residence in a busy engine. Ten times, as in the deadline workloads, would outlast the run."""
 SECONDS = 60.0
 
 MIXES: dict[str, Mix] = {
@@ -32,7 +33,7 @@ MIXES: dict[str, Mix] = {
         latency_load=0.3, throughput_load=0.7, deadlines=DEADLINES, seconds=SECONDS, cv=4.0
     ),
     "latency spikes": Mix(
-        latency_load=0.2, throughput_load=0.8, deadlines=DEADLINES, seconds=120.0, spike=5.0
+        latency_load=0.2, throughput_load=0.8, deadlines=DEADLINES, seconds=SECONDS, spike=5.0
     ),
     "long prompts": Mix(
         latency_load=0.3, throughput_load=0.7, deadlines=DEADLINES, seconds=SECONDS, long_share=0.05

@@ -161,7 +161,7 @@ class Laneway:
         due = job.arrival + job.ttft_s if job.latency else job.deadline
         guess = lengths.estimate(self._lengths, self._kind(job), job.max_tokens)
         known = self._known.get(job.id)
-        if known is not None and known[0] == guess:
+        if known is not None and (known[0] is guess or known[0] == guess):
             return known[1]
         candidate = self._describe(job, guess, due)
         self._known[job.id] = guess, candidate
