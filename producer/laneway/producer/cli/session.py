@@ -32,11 +32,14 @@ def print_json(value: Any) -> None:
 
 
 def print_facts(facts: dict[str, Any]) -> None:
-    """Names and values below one another; empty ones are left out, zeros are not."""
+    """Names and values below one another; empty ones are left out, zeros are not. What could steer a terminal is told
+    as Python writes it.
+    """
     shown = {name: value for name, value in facts.items() if value not in ("", None)}
     width = max(map(len, shown))
     for name, value in shown.items():
-        print(f"{name:{width}}  {value}")
+        plain = not isinstance(value, str) or value.isprintable()
+        print(f"{name:{width}}  {value if plain else repr(value)}")
 
 
 def when(ms: int) -> str:
