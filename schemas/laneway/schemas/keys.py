@@ -119,6 +119,11 @@ class PartitionKeys(Struct, frozen=True):
         return f"{self.tag}:held"
 
     @property
+    def quarantine(self) -> str:
+        """String: the worker that empties its engine for the partition's suspects. TTL."""
+        return f"{self.tag}:quarantine"
+
+    @property
     def load(self) -> str:
         """Hash: lane name -> tokens of the jobs in it that have not ended. Permanent."""
         return f"{self.tag}:load"

@@ -16,7 +16,7 @@ from laneway.schemas.keys import lanes
 from laneway.schemas.outcome import Cancelled, Completed, Expired, Failed, Outcome
 from laneway.schemas.sampling import Sampling
 from laneway.worker.adapters import AdapterShelf
-from laneway.worker.attempt import Attempt, DeadLetter, Drop, HandBack, Retry, Settle, Stop, Verdict
+from laneway.worker.attempt import Attempt, DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import Adapter, Claim
@@ -206,7 +206,7 @@ async def test_a_stopped_job_settles_with_what_was_generated(
 
 
 @pytest.mark.parametrize(
-    ("why", "kind"), [(Stop.LOST, Drop), (Stop.HAND_BACK, HandBack), (Stop.ENGINE_DIED, Retry)]
+    ("why", "kind"), [(Stop.LOST, Drop), (Stop.HAND_BACK, HandBack), (Stop.ENGINE_DIED, Lose)]
 )
 async def test_a_job_that_cannot_go_on_here_leaves_the_engine(
     bench: Bench, why: Stop, kind: type[Verdict]
@@ -227,12 +227,37 @@ async def test_jobs_outside_a_dead_engine_are_handed_back_unharmed(bench: Bench)
 
 
 async def test_the_death_of_the_engine_is_noticed_by_its_jobs(bench: Bench) -> None:
-    """The attempt fails, is retried, and says that the engine is gone."""
+    """The job is offered again as one that was in hand at a crash, and the attempt says that the engine is gone."""
     attempt = bench.attempt(make_job(sampling=LONG))
     task = await bench.in_engine(attempt)
     bench.engine.die()
-    assert isinstance(await task, Retry)
+    assert isinstance(await task, Lose)
     assert attempt.engine_died
+
+
+@pytest.mark.parametrize(
+    ("claim", "attempts", "kind"),
+    [
+        ({"losses": 5}, 3, Lose),
+        ({"losses": 2, "isolated": True}, 3, DeadLetter),
+        ({}, 1, DeadLetter),
+    ],
+)
+async def test_only_who_was_alone_is_to_blame_for_the_death_of_an_engine(
+    bench: Bench, claim: dict[str, Any], attempts: int, kind: type[Verdict]
+) -> None:
+    """Crashes among others never use a job up, however many; one that may run only once is not repeated."""
+    policy = AttemptPolicy(max_attempts=attempts)
+    task = await bench.in_engine(bench.attempt(make_job(sampling=LONG, attempts=policy), **claim))
+    bench.engine.die()
+    assert isinstance(await task, kind)
+
+
+async def test_a_job_that_vanished_alone_too_often_is_not_run_again(bench: Bench) -> None:
+    """Nobody saw the engine die, but three workers fell silent with this job alone in hand."""
+    verdict = await bench.attempt(losses=5, alone=3).run()
+    assert isinstance(verdict, DeadLetter)
+    assert bench.entered == 0
 
 
 async def test_a_hung_engine_holds_nobody_up(bench: Bench) -> None:

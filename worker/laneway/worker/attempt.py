@@ -36,6 +36,7 @@ from laneway.schemas.outcome import (
 )
 from laneway.worker.adapters import AdapterShelf
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
+from laneway.worker.policy.quarantine import Suspicion, is_guilty
 from laneway.worker.policy.retry import RetryAfter, after_failure
 from laneway.worker.ports import Adapter, Claim, Engine, Piece, Prepared
 from laneway.worker.telemetry import Telemetry
@@ -71,6 +72,12 @@ class Retry(Struct, frozen=True):
     delay_ms: int
 
 
+class Lose(Struct, frozen=True):
+    """The engine died with the job in it, and with others: offer it again at once, as one of the suspects."""
+
+    error: JobError
+
+
 class DeadLetter(Struct, frozen=True):
     """Attempts are used up: store the failure and keep the job aside."""
 
@@ -85,7 +92,7 @@ class Drop(Struct, frozen=True):
     """Do nothing: the job is not this worker's any more."""
 
 
-Verdict = Settle | Retry | DeadLetter | HandBack | Drop
+Verdict = Settle | Retry | Lose | DeadLetter | HandBack | Drop
 
 
 class Answer:
@@ -200,6 +207,8 @@ class Attempt:
         try:
             if (outcome := self._too_late()) is not None:
                 return Settle(self._result(outcome))
+            if is_guilty(Suspicion(alone=self.claim.alone), engine_death_seen=False):
+                return self._crashed(seen=False)
             check_job(self.claim.job)
             prepared = await self._prepare()
             async with self._adapters.lend(self.claim.job.lora) as self._adapter:
@@ -312,9 +321,15 @@ class Attempt:
             case Stop.ENGINE_DIED:
                 if not self._started_ms:
                     return HandBack()
-                return self._failed(
-                    JobError(code="engine_died", message="the engine died while it held the job")
-                )
+                return self._crashed(seen=True)
+
+    def _crashed(self, *, seen: bool) -> Verdict:
+        claim = self.claim
+        error = JobError(code="engine_died", message="the engine died while it held the job")
+        suspicion = Suspicion(losses=claim.losses + seen, alone=claim.alone + (seen and claim.isolated))
+        once = claim.job.attempts.max_attempts == 1
+        guilty = is_guilty(suspicion, engine_death_seen=seen and claim.isolated)
+        return self._given_up(error) if once or guilty else Lose(error)
 
     def _refused(self, code: str, message: str, field: str | None) -> Verdict:
         return Settle(self._result(Failed(error=JobError(code=code, message=message, field=field))))
@@ -323,6 +338,9 @@ class Attempt:
         decision = after_failure(self.claim.failures + 1, self.claim.job.attempts)
         if isinstance(decision, RetryAfter):
             return Retry(error, decision.delay_ms)
+        return self._given_up(error)
+
+    def _given_up(self, error: JobError) -> Verdict:
         return DeadLetter(self._result(Failed(error=error, choices=self._choices(), usage=self._used())))
 
     def _result(self, outcome: Outcome) -> Result:

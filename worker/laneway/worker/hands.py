@@ -13,7 +13,7 @@ from laneway.schemas.ids import JobId, WorkerId
 from laneway.schemas.job import SloClass
 from laneway.schemas.outcome import Result, Usage
 from laneway.worker.adapters import AdapterShelf
-from laneway.worker.attempt import Attempt, DeadLetter, Drop, HandBack, Retry, Settle, Stop, Verdict
+from laneway.worker.attempt import Attempt, DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
@@ -227,6 +227,9 @@ class Hands:
             case DeadLetter(result):
                 settlement = await self._insist(lambda: self._queue.dead_letter(claim, result))
                 self._settled(hand, result, settlement, dead=True)
+            case Lose(error):
+                kept = await self._insist(lambda: self._queue.lose(claim, error))
+                self._tell(claim, "job.retried" if kept else "job.fenced", code=error.code)
             case Retry(error, delay_ms):
                 kept = await self._insist(lambda: self._queue.retry(claim, error, delay_ms))
                 event = "job.retried" if kept else "job.fenced"

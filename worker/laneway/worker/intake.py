@@ -48,6 +48,12 @@ class Intake:
         self._changed = asyncio.Event()
         self._bell: asyncio.Task[None] | None = None
         self._turn = 0
+        self._asking = set(range(settings.partitions))
+        """Partitions to be asked for suspects as soon as the engine is empty: it is now."""
+        self._emptying = False
+        """Nothing is claimed, so that the engine becomes empty."""
+        self._isolating = False
+        """A group of suspects has the engine to itself."""
         self.looked_at = time.monotonic()
         """When the loop last went round, whether or not the server answered."""
 
@@ -84,6 +90,10 @@ class Intake:
 
     async def claim(self) -> bool:
         """One round over all partitions. True: there may be more where that came from, and room for it."""
+        if self._asking and not len(self._hands):
+            return await self._isolate()
+        if self._emptying or self._isolating:
+            return False
         partitions = self._settings.partitions
         self._turn += 1
         for step in range(partitions):
@@ -104,10 +114,24 @@ class Intake:
                 return True
         return False
 
+    async def _isolate(self) -> bool:
+        """The engine is empty: a group of suspects. True: there is none, and work goes on as usual."""
+        if self._lease.stuck or self._closed.is_set():
+            return False
+        sent_at, partition = time.monotonic(), min(self._asking)
+        group = await self._link(self._queue.isolate(partition, empty=True))
+        self._emptying, self._isolating = False, bool(group)
+        if not group:
+            self._asking.discard(partition)
+            return True
+        await self._take(group, sent_at)
+        return False
+
     async def _wait(self) -> None:
         """Until the bell rings, room changes or a poll is due. The bell is left to others while there is no seat."""
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._changed.wait())}
         listening = self._hands.ledger().free > 0 and not self._lease.stuck
+        listening = listening and not (self._emptying or self._isolating)
         if listening:
             if self._bell is None:
                 self._bell = asyncio.create_task(self._link(self._queue.wait(POLL_S)))
@@ -135,11 +159,25 @@ class Intake:
         while not self._closed.is_set():
             with suppress(QueueUnavailable):
                 await self.reclaim()
+                await self.look_for_suspects()
             await self._sleep(mean * random.uniform(0.75, 1.25))  # noqa: S311 - only to keep workers apart
 
     async def reclaim(self) -> None:
         """One look. Raises `QueueUnavailable`."""
         if self._hands.ledger().free and await self._link(self._queue.reclaim()):
+            self.room_changed()
+
+    async def look_for_suspects(self) -> None:
+        """Find out whether this worker's engine is to be emptied for suspects. Raises `QueueUnavailable`."""
+        for partition in range(self._settings.partitions):
+            if self._isolating or (self._emptying and partition not in self._asking):
+                continue
+            if len(self._hands):
+                wanted = await self._link(self._queue.isolate(partition, empty=False)) is not None
+                if not wanted and not self._emptying:
+                    continue
+                self._emptying = wanted
+            self._asking.add(partition)
             self.room_changed()
 
     # --- both -------------------------------------------------------------------

@@ -36,6 +36,10 @@ class Claim(Struct, frozen=True, kw_only=True):
     """Earlier attempts that failed through no fault of the job. Hand-backs do not count."""
     losses: int = 0
     """Earlier attempts whose worker or engine died with the job in hand."""
+    alone: int = 0
+    """Those of them at which the job had the engine to itself."""
+    isolated: bool = False
+    """It has the engine to itself now."""
     submitted_ms: int = 0
     """Acceptance, by Redis' clock."""
     claimed_ms: int = 0
@@ -99,6 +103,13 @@ class JobQueue(Protocol):
     async def claim(self, plan: ClaimPlan) -> list[Claim | Unreadable]:
         """Take waiting jobs as planned, each under a new lease. Jobs that have a result already are dropped."""
 
+    async def isolate(self, partition: int, *, empty: bool) -> list[Claim | Unreadable] | None:
+        """Look for suspects, jobs that were in hand at more than one crash: `claim` leaves them alone.
+
+        With `empty`, a group of them to run with nothing else in the engine. Without, an empty list: this worker is to
+        let its engine run empty and ask again; only one at a time is. None: there are no suspects, or others see to them.
+        """
+
     async def reclaim(self) -> int:
         """Offer jobs again whose lease has lapsed, at the front of their lanes, and count the loss; return how many."""
 
@@ -119,6 +130,9 @@ class JobQueue(Protocol):
 
     async def retry(self, claim: Claim, error: JobError, delay_ms: int) -> bool:
         """Count a failed attempt and offer the job again once `delay_ms` have passed. False: fenced."""
+
+    async def lose(self, claim: Claim, error: JobError) -> bool:
+        """Count a crash of the engine with the job in it, and offer the job again at once. False: fenced."""
 
     async def dead_letter(self, claim: Claim, result: Result) -> Settlement:
         """As `settle`, and keep the whole job with its last error in the dead-letter stream."""

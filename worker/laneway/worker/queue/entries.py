@@ -33,11 +33,13 @@ class RawEntry(Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     cancelled: bool
     losses: int
+    alone: int = 0
+    isolated: bool = False
 
 
 def raw_entry(reply: Sequence[Any], lanes: Sequence[Lane]) -> RawEntry:
     """One job of the pull script's reply."""
-    index, entry, pairs, attempt, failures, outputs, cancelled, losses = reply
+    index, entry, pairs, attempt, failures, outputs, cancelled, losses, *more = reply
     fields = dict(zip(pairs[::2], pairs[1::2], strict=False))
     job_id = fields.get(ENTRY_JOB_ID.encode(), b"")
     submitted = fields.get(ENTRY_SUBMITTED.encode(), b"")
@@ -53,6 +55,8 @@ def raw_entry(reply: Sequence[Any], lanes: Sequence[Lane]) -> RawEntry:
         outputs=tuple(outputs.decode(errors="replace").split()),
         cancelled=bool(cancelled),
         losses=losses,
+        alone=more[0] if more else 0,
+        isolated=bool(more and more[1]),
     )
 
 
@@ -78,6 +82,8 @@ def read_entry(raw: RawEntry, data: bytes | None, now_ms: int) -> Claim | Unread
         attempt=raw.attempt,
         failures=raw.failures,
         losses=raw.losses,
+        alone=raw.alone,
+        isolated=raw.isolated,
         submitted_ms=raw.submitted_ms,
         claimed_ms=now_ms,
         deadline=deadline,

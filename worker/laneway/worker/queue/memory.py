@@ -18,13 +18,13 @@ from laneway.schemas.cards import AttachJob, CancelJob, Control, ModelCard, Work
 from laneway.schemas.events import Event
 from laneway.schemas.ids import JobId, WorkerId, parse_job_id
 from laneway.schemas.job import Job
-from laneway.schemas.keys import HELD, RETURNED, Lane
+from laneway.schemas.keys import HELD, RETURNED, SUSPECTS, Lane
 from laneway.schemas.outcome import Cancelled, Result
 from laneway.schemas.record import JobRecord
 from laneway.schemas.state import FINAL_STATES, JobState
 
-PLACES = ("", RETURNED, HELD)
-"""Owners that are nobody: an entry never delivered, handed back or lapsed, or in its back-off."""
+PLACES = ("", RETURNED, HELD, SUSPECTS)
+"""Owners that are nobody: an entry never delivered, handed back or lapsed, in its back-off, or in quarantine."""
 
 Part = tuple[str, int]
 """One partition of one model's queue: tag of the model and number of the partition."""
@@ -68,6 +68,12 @@ class MemoryServer:
         self.settled: dict[JobId, int] = {}
         """Attempt whose outcome is the job's result."""
         self.results: dict[JobId, Result] = {}
+        self.quarantines: dict[Part, tuple[WorkerId, float]] = {}
+        """Which worker may empty its engine for the suspects of a partition, and until when, by the clock."""
+        self.isolated: dict[str, bool] = {}
+        """Whether an entry was claimed to be alone in its engine."""
+        self.alone: dict[str, int] = {}
+        """Crashes of an entry that was."""
         self.cancels: set[JobId] = set()
         self.controls: dict[Part, list[Control]] = {}
         self.outputs: dict[str, list[Event]] = {}

@@ -8,12 +8,13 @@ from laneway.schemas import wire
 from laneway.schemas.cards import Control, ModelCard, WorkerCard
 from laneway.schemas.events import Event
 from laneway.schemas.ids import JobId, WorkerId, queue_tag
-from laneway.schemas.keys import HELD, RETURNED, Lane, lanes
+from laneway.schemas.keys import HELD, RETURNED, SUSPECTS, Lane, lanes
 from laneway.schemas.outcome import Failed, JobError, Result
 from laneway.schemas.record import JobRecord
 from laneway.schemas.state import JobState
 from laneway.worker.errors import QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
+from laneway.worker.policy.quarantine import SUSPECT, group_size
 from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.entries import RawEntry, read_entry, unreadable_result
 from laneway.worker.queue.memory import PLACES, DeadLetter, Entry, MemoryServer, first_of
@@ -74,7 +75,40 @@ class MemoryQueue:
         for entry in [entry for entry in entries.values() if entry.job_id in self._server.results]:
             del entries[entry.id]
         returned = [entry for entry in entries.values() if entry.owner == RETURNED]
-        return returned + [entry for entry in entries.values() if not entry.owner]
+        offered = returned + [entry for entry in entries.values() if not entry.owner]
+        for entry in offered:
+            if self._losses(entry) >= SUSPECT:
+                entry.owner = SUSPECTS
+        return [entry for entry in offered if entry.owner != SUSPECTS]
+
+    def _losses(self, entry: Entry) -> int:
+        record = self._server.records.get(entry.job_id) if entry.job_id is not None else None
+        return record.losses if record is not None else 0
+
+    async def isolate(self, partition: int, *, empty: bool) -> list[Claim | Unreadable] | None:
+        """See `JobQueue.isolate`."""
+        part = (self._tag, partition)
+        emptier, until = self._server.quarantines.get(part, (self._worker, 0.0))
+        if emptier == self._worker and empty:
+            self._server.quarantines.pop(part, None)
+        if emptier != self._worker and until > self._server.clock() and not empty:
+            return None
+        suspects = [
+            entry
+            for entry in self._entries()
+            if entry.owner == SUSPECTS and entry.lane.partition == partition
+        ]
+        if not suspects:
+            return None
+        if not empty:
+            self._server.quarantines[part] = (self._worker, self._server.clock() + 2 * self._lease_s)
+            return []
+        losses = self._losses(suspects[0])
+        same = [entry for entry in suspects if self._losses(entry) == losses]
+        group = same[: group_size(losses)]
+        for entry in group:
+            self._server.isolated[entry.id] = len(group) == 1
+        return [self._take(entry) for entry in group]
 
     def _take(self, entry: Entry) -> Claim | Unreadable:
         server, now = self._server, self._server.now_ms()
@@ -103,6 +137,8 @@ class MemoryQueue:
             outputs=tuple(record.outputs.split()) if record else (),
             cancelled=entry.job_id in server.cancels,
             losses=record.losses if record else 0,
+            alone=server.alone.get(entry.id, 0),
+            isolated=server.isolated.get(entry.id, False),
         )
         return read_entry(raw, entry.data, now)
 
@@ -116,6 +152,8 @@ class MemoryQueue:
         lapsed = [entry for entry in self._entries() if self._is_lapsed(entry)]
         for entry in lapsed:
             entry.owner = RETURNED
+            if self._server.isolated.get(entry.id):
+                self._server.alone[entry.id] = self._server.alone.get(entry.id, 0) + 1
             if entry.job_id is not None:
                 record = self._server.records.get(entry.job_id)
                 losses = record.losses + 1 if record else 1
@@ -194,6 +232,19 @@ class MemoryQueue:
         failures = record.failures + 1 if record else 1
         state = JobState.RETRYING
         self._server.update(claim.job.id, state=state, failures=failures, owner="", error=error.code)
+        return True
+
+    async def lose(self, claim: Claim, error: JobError) -> bool:
+        """See `JobQueue.lose`."""
+        entry = self._mine(claim)
+        if entry is None:
+            return False
+        entry.owner = RETURNED
+        record = self._server.records.get(claim.job.id)
+        losses = record.losses + 1 if record else 1
+        state = JobState.RETRYING
+        self._server.update(claim.job.id, state=state, losses=losses, owner="", error=error.code)
+        self._server.ring()
         return True
 
     async def bury(self, entry: Unreadable) -> None:

@@ -20,6 +20,7 @@ from laneway.schemas.outcome import Failed, JobError, Result
 from laneway.schemas.record import OUTPUT_EVENTS
 from laneway.worker.errors import QueueUnavailable, QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
+from laneway.worker.policy.quarantine import GROUPS, SUSPECT
 from laneway.worker.policy.retry import MAX_BACKOFF_MS
 from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.admin import check_fit, server_facts
@@ -34,6 +35,8 @@ RENEW_CHUNK = 256  # ids per call: 0.44 ms of server time, measured
 SETTLE_CHUNK = 32  # outcomes per call: under 1 ms of server time
 RECLAIM_WINDOW = 512
 """Lapsed entries looked at per lane and call; a cursor carries on from there."""
+QUARANTINE_LEASES = 2
+"""Leases for which a worker may empty its engine for suspects before another does."""
 BEATS = 3
 """Beats after which a worker's card fades."""
 KEPT_BYTES = 64 * 1024
@@ -45,7 +48,8 @@ IDLE_CONSUMER_MS = 3_600_000
 _PULL, _RENEW, _SETTLE = Script("pull"), Script("renew"), Script("settle")
 _HAND_BACK, _RETRY, _RECLAIM = Script("hand_back"), Script("retry"), Script("reclaim")
 _START, _BURY, _SWEEP = Script("start"), Script("bury"), Script("sweep")
-_SCRIPTS = (_PULL, _RENEW, _SETTLE, _HAND_BACK, _RETRY, _RECLAIM, _START, _BURY, _SWEEP)
+_ISOLATE, _LOSE = Script("isolate"), Script("lose")
+_SCRIPTS = (_PULL, _RENEW, _SETTLE, _HAND_BACK, _RETRY, _RECLAIM, _START, _BURY, _SWEEP, _ISOLATE, _LOSE)
 
 
 Words = tuple[Any, ...]
@@ -156,25 +160,29 @@ class RedisQueue:
         stages: list[int] = []
         for stage in plan.stages:
             stages += [len(stage.lanes), stage.cap]
-        reply = await self._run(
-            _PULL,
-            [part.held, *(part.lane(lane) for lane in order)],
-            [
-                GROUP,
-                self._worker,
-                part.tag,
-                plan.total,
-                _ms(self._options.job_ttl_s),
-                len(plan.stages),
-                *stages,
-            ],
-        )
+        keys = [part.held, *(part.lane(lane) for lane in order)]
+        words = [GROUP, self._worker, part.tag, plan.total, _ms(self._options.job_ttl_s), SUSPECT]
+        reply = await self._run(_PULL, keys, [*words, len(plan.stages), *stages])
         self._clock = (reply[0], time.monotonic())
         if reply[1]:
             await self._mend()
+        return await self._read(part, order, reply)
+
+    async def _read(
+        self, part: PartitionKeys, order: Sequence[Lane], reply: Sequence[Any]
+    ) -> list[Claim | Unreadable]:
         raws = [raw_entry(item, order) for item in reply[2:]]
         bodies = await self._bodies(part, raws)
         return [read_entry(raw, bodies.get(raw.job_id or JobId(""), raw.data), reply[0]) for raw in raws]
+
+    async def isolate(self, partition: int, *, empty: bool) -> list[Claim | Unreadable] | None:
+        """See `JobQueue.isolate`."""
+        part, order = self._parts[partition], lanes(partition)
+        mine_ms = _ms(QUARANTINE_LEASES * self._options.lease_s)
+        words = [GROUP, self._worker, part.tag, _ms(self._options.job_ttl_s), mine_ms, int(empty), SUSPECT]
+        keys = [part.quarantine, *(part.lane(lane) for lane in order)]
+        reply = await self._run(_ISOLATE, keys, [*words, *GROUPS])
+        return await self._read(part, order, reply) if reply[1] else None
 
     async def _bodies(self, part: PartitionKeys, raws: Sequence[RawEntry]) -> dict[JobId, bytes | None]:
         beside = [raw.job_id for raw in raws if raw.data is None and raw.job_id is not None]
@@ -273,6 +281,13 @@ class RedisQueue:
             [GROUP, self._worker, claim.entry, claim.attempt, delay_ms, error.code, claim.lane.name],
         )
         return bool(reply)
+
+    async def lose(self, claim: Claim, error: JobError) -> bool:
+        """See `JobQueue.lose`."""
+        part = self._part(claim.lane)
+        keys = [part.lane(claim.lane), part.job(claim.job.id), part.bell]
+        words = [GROUP, self._worker, claim.entry, claim.attempt, error.code]
+        return bool(await self._run(_LOSE, keys, words))
 
     async def bury(self, entry: Unreadable) -> None:
         """See `JobQueue.bury`."""

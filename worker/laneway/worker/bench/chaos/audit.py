@@ -20,8 +20,8 @@ ENDS = frozenset(
 )
 """Facts after which a worker has the job no more."""
 
-FAIR_EXITS = frozenset({"0", "3"})
-"""Exit codes of a worker that was told to end, and of one whose engine died."""
+FAIR_EXITS = frozenset({"0", "3", "-15"})
+"""Exit codes of a worker that was told to end, of one whose engine died, and of one told to end before it could hear."""
 
 
 class Line(Struct, frozen=True, kw_only=True):

@@ -3,13 +3,14 @@
 -- At full memory nothing is delivered: what could not be settled is left to wait.
 --
 -- KEYS  1 held  2.. lanes, stage by stage
--- ARGV  1 group  2 consumer  3 hash tag  4 total  5 record TTL ms  6 stages, then for each: lanes, cap
+-- ARGV  1 group  2 consumer  3 hash tag  4 total  5 record TTL ms  6 crashes that make a job a suspect, which waits
+--       with the consumer `suspects` for `isolate`  7 stages, then for each: lanes, cap
 -- Reply {now ms, 1 if a lane or its group is missing, then per job
 --       {index of its lane from 0, entry, fields, attempt, failures, outputs, cancelled, losses}}
 local group, me, tag, room, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local reply, missing = {now, 0}, 0
+local reply, missing, suspect = {now, 0}, 0, tonumber(ARGV[6])
 redis.call('SETRANGE', tag .. ':memory:none', 0, '') -- writes nothing; is refused where a result would be refused
 
 -- Back-offs that have passed: their entries wait with the consumer `held`, and go to the front with `returned`.
@@ -37,6 +38,8 @@ local function take(index, lane, items)
       redis.call('XACK', lane, group, entry)
       redis.call('XDEL', lane, entry)
       redis.call('DEL', tag .. ':body:' .. id)
+    elseif tonumber(redis.call('HGET', tag .. ':job:' .. id, 'losses') or '0') >= suspect then
+      redis.call('XCLAIM', lane, group, 'suspects', 0, entry, 'JUSTID')
     else
       taken = taken + 1
       local record = tag .. ':job:' .. id
@@ -71,8 +74,8 @@ local function drain(index, lane, want)
   return got, false
 end
 
-local key, arg = 2, 7
-for _ = 1, tonumber(ARGV[6]) do
+local key, arg = 2, 8
+for _ = 1, tonumber(ARGV[7]) do
   local lanes, cap = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1])
   arg = arg + 2
   for _ = 1, lanes do

@@ -30,6 +30,7 @@ for k = 3, #KEYS do
               local record = tag .. ':job:' .. found[2][i + 1]
               if redis.call('EXISTS', record) == 1 then
                 redis.call('HINCRBY', record, 'losses', 1)
+                if redis.call('HGET', record, 'isolated') == '1' then redis.call('HINCRBY', record, 'alone', 1) end
                 redis.call('HSET', record, 'state', 'queued', 'owner', '')
               end
             end
