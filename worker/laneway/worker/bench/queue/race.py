@@ -151,12 +151,10 @@ class _Process:
         )
         try:
             yield cls(f"{peer.name} {role}", process)
-            async with asyncio.timeout(10):
-                await process.wait()
-        finally:
+        finally:  # a round is over when its last outcome is stored; how long a peer takes to end is not measured
             if process.returncode is None:
                 process.kill()
-                await process.wait()
+            await process.wait()
 
     async def hear(self, word: str) -> float:
         """The value that the process gives to `word`."""
