@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ class Bench:
     engine: Engine
     adapters: dict[str, Path]
     kind: str
-    _count: int = field(default=0)
+    _count: int = 0
+    _canary: str = ""
 
     async def load(self, name: str) -> None:
         """Load one of the two adapters."""
@@ -56,8 +57,11 @@ class Bench:
         return stream()
 
     async def canary(self) -> str:
-        """A greedy answer to a fixed prompt, run alone."""
-        return (await self.run(greedy())).text()
+        """A greedy answer to a fixed prompt. It must be the same each time, whatever ran before or runs beside it."""
+        text = (await self.run(greedy())).text()
+        self._canary = self._canary or text
+        assert text == self._canary
+        return text
 
     async def empty(self) -> None:
         """Return when nothing runs in the engine, by its own account."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from types import SimpleNamespace as Plain
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from tests.support.builders import make_job
 
+from laneway.schemas.job import Job
+from laneway.worker.engine import vllm_engine
 from laneway.worker.engine.model_folder import missing_files, resolve_model
 from laneway.worker.engine.vllm_args import (
     VllmSettings,
@@ -23,7 +26,7 @@ from laneway.worker.engine.vllm_output import FLOOR, pieces
 from laneway.worker.engine.vllm_prepare import Preparer, first_line
 from laneway.worker.engine.vllm_stats import StatsKeeper
 from laneway.worker.errors import EngineStartFailed, JobRefused, SettingsError
-from laneway.worker.ports import EngineInfo
+from laneway.worker.ports import EngineInfo, Prepared
 from laneway.worker.settings import WorkerSettings
 
 INFO = EngineInfo(
@@ -137,6 +140,29 @@ def test_tokens_that_the_model_has_no_row_for_are_refused(preparer: Preparer) ->
     with pytest.raises(JobRefused) as refused:
         preparer.prepare(make_job(prompt=chr(5000)))
     assert refused.value.code == "token_out_of_range"
+
+
+async def test_a_constraint_that_compiles_for_minutes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job is refused, and jobs without constraint never wait for it."""
+    compiled = threading.Event()
+
+    def prepare(job: Job) -> Prepared:
+        if job.sampling.structured_outputs is not None:
+            compiled.wait(30)
+        return Prepared(job=job, prompt_token_ids=(1,), max_tokens=1)
+
+    monkeypatch.setattr(vllm_engine, "GRAMMAR_S", 0.05)
+    engine = vllm_engine.VllmEngine(VllmSettings(model="m"))
+    monkeypatch.setattr(engine, "_preparer", Plain(prepare=prepare), raising=False)
+    slow = make_job(sampling={"structured_outputs": {"regex": "(a|aa)+"}})
+    try:
+        with pytest.raises(JobRefused) as refused:
+            await engine.prepare(slow)
+        assert refused.value.code == "constraint_too_slow"
+        assert (await engine.prepare(make_job())).max_tokens == 1
+    finally:
+        compiled.set()
+        await engine.stop()
 
 
 # --- outputs ------------------------------------------------------------------

@@ -23,7 +23,7 @@ from laneway.worker.engine.vllm_args import VllmSettings, set_environment
 from laneway.worker.engine.vllm_output import pieces
 from laneway.worker.engine.vllm_prepare import Preparer
 from laneway.worker.engine.vllm_stats import StatsKeeper
-from laneway.worker.errors import AttemptFailed, EngineDied, EngineStartFailed
+from laneway.worker.errors import AttemptFailed, EngineDied, EngineStartFailed, JobRefused
 from laneway.worker.ports import Adapter, EngineInfo, EngineStats, Piece, Prepared, Progress
 
 T = TypeVar("T")
@@ -32,6 +32,9 @@ WATCH_S = 0.25
 """How often the engine process is looked at: its death is known within this and vLLM's own second."""
 ORDERLY_S = 3.0
 """What the engine's own clean-up may take before its processes are killed."""
+
+GRAMMAR_S = 10.0
+"""What a constraint may take to compile, its place in the line included. Ordinary schemas take milliseconds."""
 
 
 class VllmEngine:
@@ -44,6 +47,7 @@ class VllmEngine:
         self._guard = Guard()
         self._stats = StatsKeeper()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+        self._compilers = ThreadPoolExecutor(2, thread_name_prefix="compile")
         self._llm: Any = None
         self._native: ModuleType
         self._info: EngineInfo
@@ -157,7 +161,8 @@ class VllmEngine:
         if self._starting is not None:
             await asyncio.to_thread(self._starting.join, ORDERLY_S)
         self._guard.stop()
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._worker, self._compilers):
+            threads.shutdown(wait=False, cancel_futures=True)
         if left:
             raise EngineDied(f"engine processes {left} cannot be killed")
 
@@ -174,8 +179,19 @@ class VllmEngine:
     # --- jobs -------------------------------------------------------------------
 
     async def prepare(self, job: Job) -> Prepared:
-        """Check and tokenise in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._preparer.prepare, job)
+        """Check and tokenise in a thread. Constraints are compiled in others, and not for ever."""
+        loop = asyncio.get_running_loop()
+        if job.sampling.structured_outputs is None:
+            return await loop.run_in_executor(self._worker, self._preparer.prepare, job)
+        try:
+            async with asyncio.timeout(GRAMMAR_S):
+                return await loop.run_in_executor(self._compilers, self._preparer.prepare, job)
+        except TimeoutError:
+            raise JobRefused(
+                "constraint_too_slow",
+                f"sampling.structured_outputs: expected one that compiles within {GRAMMAR_S:g} s",
+                "sampling.structured_outputs",
+            ) from None
 
     async def generate(self, run: str, prepared: Prepared, priority: int) -> AsyncIterator[Sequence[Piece]]:
         """Run a prepared job; one item per engine output."""
