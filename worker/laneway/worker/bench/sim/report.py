@@ -17,6 +17,7 @@ _COLUMNS = (
     ("gap p99", "gap_p99", 1000, 0),
     ("latency/s", "latency_rate", 1, 1),
     ("throughput/s", "throughput_rate", 1, 1),
+    ("tokens/s", "throughput_tokens", 1, 0),
     ("attained", "latency_attained", 1, 3),
     ("on time", "throughput_attained", 1, 3),
     ("goodput/s", "goodput", 1, 1),
