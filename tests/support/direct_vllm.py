@@ -32,7 +32,7 @@ async def main() -> None:
             max_num_seqs=32,
             max_num_batched_tokens=512,
             enable_lora=True,
-            max_loras=2,
+            max_loras=3,  # one slot stays empty: on a CPU, base-model jobs get what the last slot holds
             max_lora_rank=8,
         )
     )
