@@ -136,7 +136,18 @@ def test_recovery_counts_from_the_kill_to_the_next_claim() -> None:
         line("v", 5.0, "job.claimed", "a"),
     ]
     report = judge(lines=lines, deaths=[Death(process="w", at=2.0)])
-    assert (report.recoveries, report.recovery_s_max) == (1, 3.0)
+    assert (report.recoveries, report.recovery_s_max, report.suspect_s_max) == (1, 3.0, 0.0)
+
+
+def test_a_job_that_was_in_hand_before_recovers_among_the_suspects() -> None:
+    """It may wait for an engine of its own, which is another promise than a quick recovery."""
+    lines = [
+        line("v", 0.5, "job.claimed"),
+        line("w", 1.0, "job.claimed"),
+        line("v", 9.0, "job.claimed"),
+    ]
+    report = judge(lines=lines, deaths=[Death(process="w", at=2.0)])
+    assert (report.recoveries, report.recovery_s_max, report.suspect_s_max) == (1, 0.0, 7.0)
 
 
 # --- the plan -----------------------------------------------------------------

@@ -90,9 +90,11 @@ class Report(Struct, frozen=True, kw_only=True):
     """Poison jobs that were found out."""
     poison_sent: int
     recovery_s_max: float
-    """Longest time from a kill to the moment at which another worker had one of its jobs."""
+    """Longest time from a kill to the moment at which another worker had one of its jobs, for jobs not claimed before."""
     recoveries: int
     """Jobs in hand at a kill that another worker took over."""
+    suspect_s_max: float
+    """The same as `recovery_s_max` for jobs that had been claimed before: they may wait for an engine of their own."""
     waiting: int
     pending: int
     states: dict[str, int]
@@ -121,13 +123,18 @@ def audit(evidence: Evidence) -> Report:
         wrong=sum(not _is_fair(kinds[job_id], end.state) for job_id, end in ended.items()),
         poison=len(failed & poison),
         poison_sent=len(poison),
-        recovery_s_max=round(max(recoveries, default=0.0), 3),
+        recovery_s_max=_longest(recoveries, first=True),
+        suspect_s_max=_longest(recoveries, first=False),
         recoveries=len(recoveries),
         waiting=evidence.waiting,
         pending=evidence.pending,
         states=dict(sorted(Counter(end.state for end in ended.values()).items())),
         exits={str(code): count for code, count in sorted(evidence.exits.items())},
     )
+
+
+def _longest(recoveries: Iterable[tuple[float, bool]], *, first: bool) -> float:
+    return round(max((seconds for seconds, is_first in recoveries if is_first is first), default=0.0), 3)
 
 
 def _stored(evidence: Evidence) -> Counter[str]:
@@ -147,19 +154,19 @@ def _is_fair(kind: Kind, state: str) -> bool:
             return True
 
 
-def _recoveries(lines: Sequence[Line], deaths: Iterable[Death]) -> Iterable[float]:
-    """For each job in hand at a kill and claimed again, the seconds in between."""
+def _recoveries(lines: Sequence[Line], deaths: Iterable[Death]) -> Iterable[tuple[float, bool]]:
+    """For each job in hand at a kill and claimed again: the seconds in between, and whether it was its first crash."""
     by_process: dict[str, list[Line]] = defaultdict(list)
-    claims: dict[str, list[float]] = defaultdict(list)
+    by_job: dict[str, list[Line]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: line.at):
         by_process[line.process].append(line)
-        if line.event == "job.claimed":
-            claims[line.job_id].append(line.at)
+        by_job[line.job_id].append(line)
     for death in deaths:
         for job_id in _in_hand(by_process[death.process]):
-            later = [at for at in claims[job_id] if at > death.at]
+            later = [line.at for line in by_job[job_id] if line.event == "job.claimed" and line.at > death.at]
+            earlier = sum(line.event == "job.claimed" and line.at <= death.at for line in by_job[job_id])
             if later:
-                yield later[0] - death.at
+                yield later[0] - death.at, earlier == 1
 
 
 def _in_hand(lines: Iterable[Line]) -> set[str]:

@@ -53,11 +53,8 @@ def render(report: Report) -> str:
         ("poison", report.poison, f"found out, of {report.poison_sent}"),
         ("left waiting", report.waiting, "must be 0"),
         ("left in hand", report.pending, "must be 0"),
-        (
-            "recovery",
-            f"{report.recovery_s_max:.1f} s",
-            f"longest of {report.recoveries}; a lease is {LEASE_S:g} s",
-        ),
+        ("recovery", f"{report.recovery_s_max:.1f} s", f"longest; a lease is {LEASE_S:g} s"),
+        ("of suspects", f"{report.suspect_s_max:.1f} s", f"longest; {report.recoveries} of both kinds"),
         ("ends of workers", "", exits),
     ]
     lines = [f"{name:<16}{value!s:>8}  {note}".rstrip() for name, value, note in rows]
