@@ -6,22 +6,36 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.servers import binaries
 
 from laneway.worker.bench.chaos.audit import FAIR_EXITS, Accepted, Death, Ended, Evidence, Line, Report, audit
-from laneway.worker.bench.chaos.plan import Fault, Kind, make_plan
+from laneway.worker.bench.chaos.plan import LEASE_S, Fault, Kind, Plan, Strike, make_plan
 from laneway.worker.bench.chaos.run import ENTRY, chaos
 
 JOBS, WORKERS = 300, 4
 PLANTED = "laneway.worker.bench.chaos.planted"
 
 
-async def trial(seed: int, entry: Sequence[str] = ENTRY) -> Report:
-    """A short run on the first server that this machine has."""
+async def trial(plan: Plan, entry: Sequence[str] = ENTRY) -> Report:
+    """A run on the first server that this machine has."""
     found = binaries()
     if not found:
         pytest.skip("no server: neither laneway[embedded] nor /usr/bin/redis-server is installed")
-    return await chaos(make_plan(JOBS, seed, WORKERS), WORKERS, next(iter(found.values())), entry)
+    return await chaos(plan, WORKERS, next(iter(found.values())), entry)
+
+
+def only(fault: Fault) -> Plan:
+    """A run without poison in which each worker but one is hit once, by that fault."""
+    plan = make_plan(JOBS, 1, WORKERS)
+    return replace(
+        plan,
+        arrivals=tuple(arrival for arrival in plan.arrivals if arrival.kind is not Kind.POISON),
+        strikes=tuple(
+            Strike(at=3.0 + 2 * worker, fault=fault, worker=worker, seconds=2.2 * LEASE_S)
+            for worker in range(WORKERS - 1)
+        ),
+    )
 
 
 # --- real processes -----------------------------------------------------------
@@ -32,7 +46,7 @@ async def trial(seed: int, entry: Sequence[str] = ENTRY) -> Report:
 @pytest.mark.timeout(180)
 async def test_no_job_is_lost_and_none_answered_twice() -> None:
     """Workers killed and frozen, the server restarted, replies dropped, engines poisoned: one outcome for each job."""
-    report = await trial(seed=1)
+    report = await trial(make_plan(JOBS, 1, WORKERS))
     assert report.accepted == JOBS
     assert (report.missing, report.double, report.wrong) == (0, 0, 0), report
     assert (report.waiting, report.pending) == (0, 0), report
@@ -46,7 +60,7 @@ async def test_no_job_is_lost_and_none_answered_twice() -> None:
 @pytest.mark.timeout(180)
 async def test_a_result_stored_after_the_acknowledgement_shows_as_missing() -> None:
     """Whoever dies in between takes the job along: the harness must see it."""
-    report = await trial(1, (PLANTED, "ack-first"))
+    report = await trial(only(Fault.KILL), (PLANTED, "ack-first"))
     assert report.exits.keys() <= FAIR_EXITS, report
     assert report.missing, report
     assert not report.clean
@@ -57,7 +71,7 @@ async def test_a_result_stored_after_the_acknowledgement_shows_as_missing() -> N
 @pytest.mark.timeout(180)
 async def test_a_renewal_that_takes_jobs_back_shows_as_double() -> None:
     """A worker that thaws and trusts such a renewal answers jobs that another has answered: the harness must see it."""
-    report = await trial(1, (PLANTED, "blind-renewal"))
+    report = await trial(only(Fault.FREEZE), (PLANTED, "blind-renewal"))
     assert report.exits.keys() <= FAIR_EXITS, report
     assert report.double, report
     assert not report.clean
