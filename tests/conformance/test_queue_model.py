@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,7 +85,14 @@ class Life(RuleBasedStateMachine):
 
     @rule(worker=workers, total=st.integers(1, 4))
     def claim(self, worker: str, total: int) -> None:
-        for claim in self.do(take(self.queues[worker], total)):
+        self.note(worker, self.do(take(self.queues[worker], total)))
+
+    @rule(worker=workers)
+    def isolate(self, worker: str) -> None:
+        self.note(worker, self.do(self.queues[worker].isolate(0, empty=True)) or [])
+
+    def note(self, worker: str, claims: Sequence[Any]) -> None:
+        for claim in claims:
             known = self.jobs[claim.job.id]
             assert known.text is None, "a job that has ended was claimed"
             assert claim.attempt == known.attempt + 1
@@ -123,6 +130,14 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.claims)
     @rule(pick=picks)
+    def lose(self, pick: int) -> None:
+        worker, claim = self.claims[pick % len(self.claims)]
+        counted = self.do(self.queues[worker].lose(claim, ERROR))
+        if counted and claim.job.id in self.jobs:
+            assert claim.attempt == self.jobs[claim.job.id].attempt, "a former owner had a loss counted"
+
+    @precondition(lambda self: self.claims)
+    @rule(pick=picks)
     def hand_back(self, pick: int) -> None:
         worker, claim = self.claims[pick % len(self.claims)]
         self.do(self.queues[worker].hand_back([claim]))
@@ -135,13 +150,13 @@ class Life(RuleBasedStateMachine):
         later = {claim.job.id for claim in own if self.jobs[claim.job.id].attempt > claim.attempt}
         assert set(lost) >= ended | later
 
-    @rule(worker=workers)
-    def fall_silent(self, worker: str) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(worker=workers, by=workers, total=st.integers(0, 4))
+    def fall_silent(self, worker: str, by: str, total: int) -> None:
         self.do(self.both_ends.lapse(worker))
-
-    @rule(worker=workers)
-    def reclaim(self, worker: str) -> None:
-        self.do(self.queues[worker].reclaim())
+        self.do(self.queues[by].reclaim())
+        if total:
+            self.claim(by, total)
 
     @precondition(lambda self: self.jobs)
     @rule(pick=picks)
@@ -151,10 +166,12 @@ class Life(RuleBasedStateMachine):
         if self.do(self.both_ends.cancel(job_id)) == "cancelled" and known.text is None:
             known.text, known.ended_by = "", 0
 
+    @precondition(lambda self: len(self.claims) >= 4)
     @rule()
     def lose_the_groups(self) -> None:
         self.do(self.both_ends.forget_readers())
 
+    @precondition(lambda self: len(self.jobs) >= 8)
     @rule()
     def lose_everything(self) -> None:
         self.do(self.both_ends.flush())
@@ -180,12 +197,13 @@ class Life(RuleBasedStateMachine):
 
     def everything_ends(self) -> None:
         """Whatever happened, one healthy worker can bring every job that was accepted to an outcome."""
-        for _ in range(4):
-            for worker in WORKERS:
-                self.do(self.both_ends.lapse(worker))
-            self.do(self.queues["a"].reclaim())
-            for claim in self.do(take(self.queues["a"], 1000)):
-                self.do(self.queues["a"].settle(claim, completed(claim.job.id, attempt=claim.attempt)))
+        queue = self.queues["a"]
+        for worker in WORKERS:
+            self.do(self.both_ends.lapse(worker))
+        for _ in range(4 + len(self.jobs)):
+            self.do(queue.reclaim())
+            for claim in self.do(take(queue, 1000)) + (self.do(queue.isolate(0, empty=True)) or []):
+                self.do(queue.settle(claim, completed(claim.job.id, attempt=claim.attempt)))
         for job_id in self.jobs:
             assert self.do(self.both_ends.result(job_id)) is not None, "a job was lost"
 
@@ -206,7 +224,7 @@ def live(install: Callable[[], Installation], examples: int) -> None:
 
 def test_jobs_in_memory() -> None:
     """The queue in memory keeps the rules."""
-    live(MemoryInstallation, examples=60)
+    live(MemoryInstallation, examples=200)
 
 
 @pytest.mark.redis
@@ -215,4 +233,4 @@ def test_jobs_in_memory() -> None:
 def test_jobs_on_a_server(name: str, servers: Servers) -> None:
     """So does the one on Redis."""
     url = servers.get(name).url
-    live(lambda: RedisInstallation(url, f"m-{uuid.uuid4().hex[:12]}"), examples=12)
+    live(lambda: RedisInstallation(url, f"m-{uuid.uuid4().hex[:12]}"), examples=40)
