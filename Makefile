@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .PHONY: help setup demo test lint bench clean
 
 BIN := .venv/bin
+# The converted demo model stays in the checkout.
+export LANEWAY_CACHE ?= $(CURDIR)/.cache/laneway
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
