@@ -233,4 +233,4 @@ def test_jobs_in_memory() -> None:
 def test_jobs_on_a_server(name: str, servers: Servers) -> None:
     """So does the one on Redis."""
     url = servers.get(name).url
-    live(lambda: RedisInstallation(url, f"m-{uuid.uuid4().hex[:12]}"), examples=40)
+    live(lambda: RedisInstallation(url, f"m-{uuid.uuid4().hex[:12]}"), examples=15)

@@ -79,6 +79,10 @@ def check_fit(facts: ServerFacts) -> None:
         raise QueueUnfit(
             f"maxmemory-policy: expected noeviction (any other deletes waiting jobs), got {facts.eviction}"
         )
+    if facts.cluster:
+        raise QueueUnfit(
+            "Redis: expected one server with all keys (cluster-enabled no), got a node of a cluster"
+        )
     if facts.replica:
         raise QueueUnfit("Redis: expected a primary, got a replica, which takes no jobs")
 
