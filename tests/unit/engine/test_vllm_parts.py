@@ -253,6 +253,8 @@ def test_the_rank_fits_all_adapters(tmp_path: Path) -> None:
         (folder / "adapter_config.json").write_text(f'{{"r": {rank}}}')
     assert lora_rank([]) == 16
     assert lora_rank([str(tmp_path / "4")]) == 16
+    assert lora_rank([str(tmp_path / "4")], least=8) == 8
+    assert lora_rank([], least=8) == 16
     assert lora_rank([str(tmp_path / name) for name in ("4", "24", "9999", "none")]) == 32
 
 

@@ -85,7 +85,7 @@ def engine_args(settings: VllmSettings, model: str, *, cpu: bool) -> dict[str, A
         args |= {
             "enable_lora": True,
             "max_loras": slots,
-            "max_lora_rank": lora_rank(settings.adapters),
+            "max_lora_rank": lora_rank(settings.adapters, least=8 if cpu else 16),
             "max_cpu_loras": max(2 * slots, min(64, len(settings.adapters))),
         }
     return args | settings.args
@@ -109,10 +109,14 @@ def cpu_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "auto" if words & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"
 
 
-def lora_rank(adapters: Iterable[str]) -> int:
-    """The smallest rank that vLLM takes and that every adapter fits, at least 16, vLLM's default."""
-    highest = max((rank for path in adapters if (rank := adapter_rank(path)) <= RANKS[-1]), default=0)
-    return next(rank for rank in RANKS if rank >= max(16, highest))
+def lora_rank(adapters: Iterable[str], least: int = 16) -> int:
+    """The smallest rank that vLLM takes and that every adapter fits; 16, vLLM's default, where none is known.
+
+    Args:
+        least: smallest answer. A CPU's time for adapters grows with it; a GPU's memory for them is small anyway.
+    """
+    ranks = [rank for path in adapters if 0 < (rank := adapter_rank(path)) <= RANKS[-1]]
+    return next(rank for rank in RANKS if rank >= max([least, *ranks] if ranks else [16]))
 
 
 def check_names(args: Iterable[str], known: Iterable[str]) -> None:

@@ -54,13 +54,22 @@ def build(settings: VllmSettings, model: str, record: Callable[[Any, Any], None]
         config = args.create_engine_config()
     except Exception as error:  # pydantic, OSError, RuntimeError...: every wrong option ends here
         if settings.args and isinstance(error, TypeError | ValueError):
-            raise SettingsError(f"engine: vLLM refused its arguments: {first_line(error)}") from None
-        raise EngineStartFailed(f"vLLM cannot load {settings.model}: {first_line(error)}") from None
+            raise SettingsError(f"engine: vLLM refused its arguments: {_reason(error)}") from None
+        raise EngineStartFailed(f"vLLM cannot load {settings.model}: {_reason(error)}") from None
     del config  # made again by the engine; here it only told what is wrong before a process is started
     try:
         return AsyncLLM.from_engine_args(args, stat_loggers=[_logger(record)])
     except Exception as error:
         raise EngineStartFailed(f"vLLM did not come up: {first_line(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """The first of a pydantic error's findings, without its ornaments; of other errors their text."""
+    found = error.errors()[0] if hasattr(error, "errors") else None
+    if not found:
+        return first_line(error)
+    where = ".".join(str(part) for part in found["loc"][:1])
+    return first_line(ValueError(f"{where}: {found['msg']}" if where else found["msg"]))
 
 
 def info(llm: Any, settings: VllmSettings) -> EngineInfo:
