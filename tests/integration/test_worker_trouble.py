@@ -66,10 +66,10 @@ class Flaky:
         if name == "now_ms":
             return method
 
-        async def call(*args: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
             if self.away:
                 raise QueueUnavailable("the server went away")
-            return await method(*args)
+            return await method(*args, **options)
 
         return call
 
