@@ -1,4 +1,4 @@
-"""Both engines, each started once for the session: vLLM takes about a minute."""
+"""Both ends of a queue, and both engines, each started once for the session: vLLM takes about a minute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.conftest import NAMES, Servers
 from tests.support.engines import Bench
+from tests.support.installations import Installation, MemoryInstallation, RedisInstallation
 
 from laneway.worker.engine.create import create_engine
 from laneway.worker.engine.demo_model import demo_adapters, demo_model, write_adapter
@@ -17,6 +19,20 @@ from laneway.worker.settings import WorkerSettings
 
 SEATS = 8
 CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+
+
+@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.redis) for name in NAMES)])
+async def both_ends(
+    request: pytest.FixtureRequest, servers: Servers, namespace: str
+) -> AsyncIterator[Installation]:
+    """A fresh queue, its producer's end and any number of workers' ends."""
+    made: MemoryInstallation | RedisInstallation
+    if request.param == "memory":
+        made = MemoryInstallation()
+    else:
+        made = RedisInstallation(servers.get(request.param).url, namespace)
+    yield made
+    await made.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-from tests.conftest import NAMES, Servers
 from tests.support.builders import completed, make_job
 from tests.support.installations import (
     SHORT_LEASE_S,
     Installation,
-    MemoryInstallation,
-    RedisInstallation,
     take,
 )
 from tests.support.wait import wait_until
@@ -25,20 +22,6 @@ from laneway.worker.ports import Claim, JobQueue, Settlement
 pytestmark = pytest.mark.unfinished
 
 ERROR = JobError(code="engine_died", message="the engine died")
-
-
-@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.redis) for name in NAMES)])
-async def both_ends(
-    request: pytest.FixtureRequest, servers: Servers, namespace: str
-) -> AsyncIterator[Installation]:
-    """A fresh queue, its producer's end and any number of workers' ends."""
-    made: MemoryInstallation | RedisInstallation
-    if request.param == "memory":
-        made = MemoryInstallation()
-    else:
-        made = RedisInstallation(servers.get(request.param).url, namespace)
-    yield made
-    await made.close()
 
 
 async def crash(queue: JobQueue, claims: Sequence[Claim]) -> None:
