@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -160,6 +161,7 @@ class VllmEngine:
                 llm.shutdown(timeout=0)
         if self._starting is not None:
             await asyncio.to_thread(self._starting.join, ORDERLY_S)
+        multiprocessing.active_children()  # reaps those that have ended
         self._guard.stop()
         for threads in (self._worker, self._compilers):
             threads.shutdown(wait=False, cancel_futures=True)
