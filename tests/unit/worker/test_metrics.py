@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from prometheus_client import CollectorRegistry
+
 from laneway.schemas.keys import lanes
 from laneway.worker.metrics import Measures, Metrics
 from laneway.worker.ports import Depth, EngineStats
@@ -31,7 +33,7 @@ def values(metrics: Metrics, now: Measures = NOW) -> dict[str, float]:
 
 def test_every_series_carries_the_prefix_and_exists_before_anything_happened() -> None:
     """A series that appears with its first event hides that event from every rate."""
-    series = values(Metrics())
+    series = values(Metrics(CollectorRegistry()))
     assert all(name.startswith("laneway_") for name in series)
     assert series['laneway_jobs_settled_total{bucket="long",outcome="expired",slo="throughput"}'] == 0
     assert series['laneway_time_to_first_token_seconds_count{bucket="short",slo="latency"}'] == 0
@@ -40,7 +42,7 @@ def test_every_series_carries_the_prefix_and_exists_before_anything_happened() -
 
 def test_a_settled_job_is_counted_with_its_figures() -> None:
     """Count, whole life, tokens and time per token come from one fact."""
-    metrics = Metrics()
+    metrics = Metrics(CollectorRegistry())
     Telemetry(metrics.listen).tell(
         "job.settled", slo="latency", bucket="short", outcome="completed", seconds=1.5,
         prompt_tokens=10, cached_tokens=4, output_tokens=20, tpot_s=0.02,
@@ -54,7 +56,7 @@ def test_a_settled_job_is_counted_with_its_figures() -> None:
 
 def test_no_label_names_a_tenant_a_job_or_an_adapter() -> None:
     """Labels are few and bounded, whatever jobs carry."""
-    metrics = Metrics()
+    metrics = Metrics(CollectorRegistry())
     telemetry = Telemetry(metrics.listen)
     for event in (
         "job.claimed",
@@ -72,7 +74,7 @@ def test_no_label_names_a_tenant_a_job_or_an_adapter() -> None:
 
 def test_depths_are_those_of_this_moment_or_none() -> None:
     """An old depth is worse than none: when the server does not tell, the series is gone."""
-    metrics = Metrics()
+    metrics = Metrics(CollectorRegistry())
     lane = lanes(0)[0]
     name = 'laneway_lane_waiting{bucket="short",slo="latency"}'
     now = NOW._replace(depths=[Depth(lane, 7, 2, 4000), Depth(lanes(1)[0], 1, 0, 8000)])
@@ -84,7 +86,7 @@ def test_depths_are_those_of_this_moment_or_none() -> None:
 
 def test_an_event_that_nobody_knows_is_no_harm() -> None:
     """Metrics never stop the work."""
-    metrics = Metrics()
+    metrics = Metrics(CollectorRegistry())
     telemetry = Telemetry(metrics.listen)
     telemetry.tell("something.new", slo="latency")
     telemetry.tell("job.claimed", slo="latency", bucket="short")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from laneway.worker import telemetry
 from laneway.worker.app import EXIT_CODES
@@ -22,7 +23,7 @@ def test_every_option_is_in_the_table(name: str) -> None:
 
 def test_every_series_is_in_the_table() -> None:
     """By the name under which it is scraped."""
-    for family in Metrics().registry.collect():
+    for family in Metrics(CollectorRegistry()).registry.collect():
         assert f"`{family.name}" in README, family.name
 
 

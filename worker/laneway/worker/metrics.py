@@ -48,13 +48,14 @@ class Measures(NamedTuple):
 class Metrics:
     """All series of a worker. `listen` is told facts; `render` adds what is measured at that moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: CollectorRegistry = REGISTRY) -> None:
+        """`engine` is where vLLM registers its own series: the default registry."""
         self.registry = CollectorRegistry()
         self._count_jobs(("slo", "bucket"), ("slo",))
         self._measure_worker(("slo", "bucket"))
         self._measure_engine()
         self._start_at_zero()
-        self.registry.register(_EngineSeries())
+        self.registry.register(_EngineSeries(engine))
 
     def _count_jobs(self, lane: tuple[str, ...], slo: tuple[str, ...]) -> None:
         self._claimed = self._counter("jobs_claimed", "Jobs taken in hand.", lane)
@@ -191,7 +192,10 @@ class Metrics:
 
 
 class _EngineSeries(Collector):
-    """What vLLM exports of itself in the default registry, where it runs in this process."""
+    """What vLLM exports of itself, where it runs in this process."""
+
+    def __init__(self, source: CollectorRegistry) -> None:
+        self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        return [family for family in REGISTRY.collect() if family.name.startswith("vllm")]
+        return [family for family in self._source.collect() if family.name.startswith("vllm")]

@@ -24,16 +24,20 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Serve until SIGINT or SIGTERM; the data stays in its folder."""
     signal.signal(signal.SIGTERM, _interrupt)
-    with EmbeddedServer(args.dir or default_folder(), args.port, args.maxmemory) as server:
-        if args.json:
-            print(json.dumps({"url": server.url, "dir": str(server.folder), "pid": server.pid}), flush=True)
-        else:
-            print(f"LANEWAY_REDIS_URL={server.url}", flush=True)
-            print(f"data in {server.folder}; Ctrl-C ends it", flush=True)
-        try:
+    try:
+        with EmbeddedServer(args.dir or default_folder(), args.port, args.maxmemory) as server:
+            _tell(server, as_json=args.json)
             return 0 if server.wait() == 0 else 1
-        except KeyboardInterrupt:
-            return 0
+    except KeyboardInterrupt:
+        return 0
+
+
+def _tell(server: EmbeddedServer, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"url": server.url, "dir": str(server.folder), "pid": server.pid}), flush=True)
+    else:
+        print(f"LANEWAY_REDIS_URL={server.url}", flush=True)
+        print(f"data in {server.folder}; Ctrl-C ends it", flush=True)
 
 
 def default_folder() -> Path:
