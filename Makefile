@@ -21,7 +21,7 @@ test: setup ## the whole suite; ARGS="-k name" narrows it
 	@$(BIN)/coverage erase
 	@status=0; $(BIN)/coverage run -m pytest $(ARGS) 2>&1 | tee .cache/test.log || status=$$?; \
 	$(BIN)/coverage report > .cache/coverage.txt 2>&1 || true; \
-	echo; echo "coverage: $$(tail -n 1 .cache/coverage.txt | awk '{print $$NF}') of lines and branches, by file in .cache/coverage.txt"; \
+	echo; echo "coverage: $$(awk '/^TOTAL/ {print $$NF}' .cache/coverage.txt) of lines and branches, by file in .cache/coverage.txt"; \
 	tail -n 1 .cache/test.log; exit $$status
 
 lint: setup ## format, lint, types, architecture
