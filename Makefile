@@ -22,7 +22,7 @@ test: setup ## the whole suite; ARGS="-k name" narrows it
 	@status=0; $(BIN)/coverage run -m pytest $(ARGS) 2>&1 | tee .cache/test.log || status=$$?; \
 	$(BIN)/coverage report > .cache/coverage.txt 2>&1 || true; \
 	echo; echo "coverage: $$(awk '/^TOTAL/ {print $$NF}' .cache/coverage.txt) of lines and branches, by file in .cache/coverage.txt"; \
-	tail -n 1 .cache/test.log; exit $$status
+	grep -E '^=+ .* =+$$' .cache/test.log | tail -n 1; exit $$status
 
 lint: setup ## format, lint, types, architecture
 	@$(BIN)/ruff check .
