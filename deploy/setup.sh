@@ -77,7 +77,9 @@ step() { # words of what is done, then the command
 install_torch() {
   pip "$TORCH" && return
   say "  pip's own index has no CPU build; trying $TORCH_INDEX"
-  pip --extra-index-url "$TORCH_INDEX" "$TORCH" && EXTRA=(--extra-index-url "$TORCH_INDEX")
+  pip --extra-index-url "$TORCH_INDEX" "$TORCH" && EXTRA=(--extra-index-url "$TORCH_INDEX") && return
+  say "  no $TORCH for $("$PYTHON" -V) there either. LANEWAY_TORCH_INDEX names another index, PYTHON another interpreter."
+  return 1
 }
 
 install_laneway() {
