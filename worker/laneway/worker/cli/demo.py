@@ -130,6 +130,7 @@ async def _options(engine: str, url: str, namespace: str, screen: Screen) -> lis
         f"--namespace={namespace}",
         f"--model={MODEL}",
         f"--engine={engine}",
+        "--engine.max-num-batched-tokens=128",  # a step of 512 takes a CPU core seconds, and a chat waits for it
         "--latency-share=0.5",  # eight of the CPU's sixteen seats: the latency jobs of this demo come all at once
         *adapters,
         # A busy laptop may need many seconds for a step: that is slow, not dead.
