@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 WATCH_S = 0.25
 """How often the engine process is looked at: its death is known within this and vLLM's own second."""
-ORDERLY_S = 3.0
+ORDERLY_S = 8.0
 """What the engine's own clean-up may take before its processes are killed."""
 
 GRAMMAR_S = 10.0
@@ -155,13 +155,16 @@ class VllmEngine:
                 # Worker processes end in order and give their shared memory back; the rest is killed.
                 async with asyncio.timeout(ORDERLY_S):
                     await llm.engine_core.call_utility_async("shutdown")
+        processes = self._guard.processes()
         left = await asyncio.to_thread(self._guard.kill)
         if llm is not None:
             with suppress(Exception):
                 llm.shutdown(timeout=0)
         if self._starting is not None:
             await asyncio.to_thread(self._starting.join, ORDERLY_S)
-        multiprocessing.active_children()  # reaps those that have ended
+        for child in multiprocessing.active_children():
+            if child.pid in processes:  # killed, but its memory is given back only when it is reaped
+                await asyncio.to_thread(child.join, ORDERLY_S)
         self._guard.stop()
         for threads in (self._worker, self._compilers):
             threads.shutdown(wait=False, cancel_futures=True)
