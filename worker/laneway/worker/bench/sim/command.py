@@ -68,7 +68,7 @@ def _workload(name: str, seeds: int, ablations: bool, quiet: bool) -> dict[str, 
         print(
             f"\n{name} ({workers} worker{'s' if workers > 1 else ''}, medians of {seeds}; {'; '.join(knobs)})"
         )
-        print(report.figures_table(runs))
+        print(report.figures_table(runs), flush=True)
     return {
         "workers": workers,
         "policies": {
@@ -109,7 +109,7 @@ def _goodput(seeds: int, quiet: bool) -> dict[str, Any]:
         _progress("")
         if not quiet:
             print(f"\n{name}: highest load at which 90% of both classes attain ({goodput.WORKERS} engines)")
-            print(report.goodput_table(found))
+            print(report.goodput_table(found), flush=True)
         result[name] = {each.name: {"knobs": each.knobs, "loads": each.loads} for each in found}
     return result
 
