@@ -24,6 +24,8 @@ TPOT_S = 0.05
 """Target between tokens: 20 a second, `BudgetRule.tpot_s`."""
 BUSY = 200
 """Sequences that share a step's fixed cost when an engine is saturated: about where a 7B on an H200 ends up."""
+SPIKE_S = 5.0
+"""Length of a spike of latency jobs, seconds."""
 MAX_TOKENS = 1024
 """What every job allows itself, whatever it will really generate."""
 
@@ -39,7 +41,7 @@ class Mix(Struct, frozen=True, kw_only=True):
     cv: float = 1.0
     """Coefficient of variation of the gaps between latency jobs: 1 Poisson, 4 bursts."""
     spike: float = 1.0
-    """Factor on the latency rate during the first 5 s of each minute."""
+    """Factor on the latency rate for `SPIKE_S` from the middle of each minute on."""
     long_share: float = 0.0
     """Share of throughput jobs with a prompt of 16,000 to 32,000 tokens."""
     deadlines: tuple[float, ...] = ()
@@ -120,11 +122,11 @@ def _arrivals(rng: Random, mix: Mix, rate: float) -> Iterator[float]:
     """Gamma gaps; during a spike time runs faster. `rate` is the mean over a whole minute."""
     if rate <= 0:
         return
-    base = rate / (1 + (mix.spike - 1) * 5 / 60)
+    base = rate / (1 + (mix.spike - 1) * SPIKE_S / 60)
     shape = 1 / mix.cv**2
     at = 0.0
     while True:
-        here = base * (mix.spike if at % 60 < 5 else 1.0)
+        here = base * (mix.spike if 0 <= at % 60 - 30 < SPIKE_S else 1.0)
         at += rng.gammavariate(shape, 1 / (shape * here))
         if at >= mix.seconds:
             return
