@@ -329,6 +329,33 @@ async def test_no_more_adapters_are_used_at_once_than_the_engine_has_slots() -> 
     assert not shelf.in_use
 
 
+async def test_an_adapter_in_steady_demand_keeps_no_other_waiting_for_ever() -> None:
+    """With one slot and jobs of `hot` that always overlap, a job of `cold` still gets its turn."""
+
+    async def load(adapter: Adapter) -> None:
+        return
+
+    known = {AdapterId(name): Adapter(id=AdapterId(name), path=name) for name in ("hot", "cold")}
+    shelf = AdapterShelf(known, lambda: 1, load)
+    order: list[str] = []
+    first_may_end = asyncio.Event()
+
+    async def use(name: str, until: asyncio.Event | None = None) -> None:
+        async with shelf.lend(AdapterId(name)):
+            order.append(name)
+            if until is not None:
+                await until.wait()
+
+    jobs = [asyncio.create_task(use("hot", first_may_end))]
+    jobs += [asyncio.create_task(use(name)) for name in ("cold", *["hot"] * 20)]
+    while len(order) < 1:  # noqa: ASYNC110 - one turn of the loop
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first_may_end.set()
+    await asyncio.gather(*jobs)
+    assert order == ["hot", "cold", *["hot"] * 20]
+
+
 async def test_an_adapter_that_does_not_load_blocks_nobody() -> None:
     """Each of its jobs is refused with the reason; the slot is free at once."""
 

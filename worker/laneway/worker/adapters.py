@@ -10,12 +10,14 @@ from laneway.schemas.errors import nearest
 from laneway.schemas.ids import AdapterId
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import Adapter
+from laneway.worker.slot_gate import SlotGate
 
 
 class AdapterShelf:
     """Lends adapters to attempts: never more than `slots` distinct ones at a time, each loaded before its first use.
 
-    One more distinct adapter than the engine has slots for kills the engine: attempts wait here instead.
+    One more distinct adapter than the engine has slots for kills the engine: attempts wait here instead, before they
+    count as inside it, and none for ever.
     """
 
     def __init__(
@@ -24,19 +26,18 @@ class AdapterShelf:
         slots: Callable[[], int],
         load: Callable[[Adapter], Awaitable[None]],
     ) -> None:
-        """`slots` is asked each time: it is known once the engine is up."""
+        """`slots` is asked with the first job: it is known once the engine is up."""
         self._known = known
         self._slots = slots
         self._load = load
-        self._users: dict[AdapterId, int] = {}
+        self._gate: SlotGate | None = None
         self._loading: dict[AdapterId, asyncio.Lock] = {}
         self._loaded: set[AdapterId] = set()
-        self._returned = asyncio.Condition()
 
     @property
     def in_use(self) -> tuple[AdapterId, ...]:
         """Adapters of the attempts that run now."""
-        return tuple(self._users)
+        return tuple(AdapterId(name) for name in self._gate.in_use) if self._gate else ()
 
     @asynccontextmanager
     async def lend(self, lora: AdapterId | None) -> AsyncIterator[Adapter | None]:
@@ -49,12 +50,16 @@ class AdapterShelf:
             yield None
             return
         adapter = self._find(lora)
-        await self._take_slot(lora)
+        gate = self._gate = self._gate or SlotGate(self._slots())
+        await gate.enter(lora)
         try:
             await self._make_ready(adapter)
             yield adapter
         finally:
-            await self._give_back(lora)
+            gate.leave(lora)
+            if lora not in gate.in_use:
+                # The engine may now evict it for another: the next use loads it again.
+                self._loaded.discard(lora)
 
     def _find(self, lora: AdapterId) -> Adapter:
         adapter = self._known.get(lora)
@@ -67,22 +72,8 @@ class AdapterShelf:
             )
         return adapter
 
-    async def _take_slot(self, lora: AdapterId) -> None:
-        async with self._returned:
-            await self._returned.wait_for(lambda: lora in self._users or len(self._users) < self._slots())
-            self._users[lora] = self._users.get(lora, 0) + 1
-
     async def _make_ready(self, adapter: Adapter) -> None:
         async with self._loading.setdefault(adapter.id, asyncio.Lock()):
             if adapter.id not in self._loaded:
                 await self._load(adapter)
                 self._loaded.add(adapter.id)
-
-    async def _give_back(self, lora: AdapterId) -> None:
-        async with self._returned:
-            self._users[lora] -= 1
-            if not self._users[lora]:
-                # The engine may now evict it for another: the next use loads it again.
-                del self._users[lora]
-                self._loaded.discard(lora)
-            self._returned.notify_all()

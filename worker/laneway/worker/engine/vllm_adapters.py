@@ -11,11 +11,11 @@ from typing import Any
 
 from laneway.schemas.ids import AdapterId
 from laneway.worker.engine.adapter_files import check_adapter_files
-from laneway.worker.engine.slot_gate import SlotGate
 from laneway.worker.engine.tensors import Shapes
 from laneway.worker.engine.vllm_prepare import first_line
 from laneway.worker.errors import EngineDied, JobRefused
 from laneway.worker.ports import Adapter
+from laneway.worker.slot_gate import SlotGate
 
 
 class VllmAdapters:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from laneway.worker.engine.slot_gate import SlotGate
+from laneway.worker.slot_gate import SlotGate
 
 
 async def test_the_base_model_needs_no_slot() -> None:
