@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
-from importlib import resources
 from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
@@ -32,6 +30,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 
 from laneway.producer.errors import InvalidSettings, ProducerClosed, QueueFull, QueueUnavailable
 from laneway.producer.settings import ProducerSettings
+from laneway.schemas.script import Script
 
 Command = tuple[Any, ...]
 """A command as the server takes it: name and arguments, text or bytes."""
@@ -46,18 +45,6 @@ class ReplyLost(QueueUnavailable):
     def __init__(self, address: str, reason: str, replies: list[Any]) -> None:
         self.replies = replies
         super().__init__(f"Redis at {address} did not answer: {reason}")
-
-
-class Script:
-    """A Lua script beside this module."""
-
-    def __init__(self, name: str) -> None:
-        self.source = resources.files("laneway.producer").joinpath("lua", f"{name}.lua").read_text("utf-8")
-        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-
-    def command(self, keys: Sequence[str], arguments: Sequence[Any]) -> Command:
-        """The script as a command, to be given to `Link.run`."""
-        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
 
 
 class Link:

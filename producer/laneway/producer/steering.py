@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from laneway.producer.board import Board, JobStatus
 from laneway.producer.errors import JobNotFound
-from laneway.producer.link import Link, Script, checked
+from laneway.producer.link import Link, checked
 from laneway.producer.settings import ProducerSettings
 from laneway.schemas.cards import AttachJob, CancelJob
 from laneway.schemas.errors import UnreadableEntry
@@ -16,6 +16,7 @@ from laneway.schemas.job import Bucket, Job, SloClass
 from laneway.schemas.keys import GROUP, Keys, Lane
 from laneway.schemas.outcome import Cancelled, Result, Timeline
 from laneway.schemas.record import ENTRY_DATA, OUTPUT_EVENTS
+from laneway.schemas.script import Script
 from laneway.schemas.state import JobState
 from laneway.schemas.wire import decode_job, encode
 
@@ -30,8 +31,8 @@ class Steering:
         self._keys = keys
         self._board = board
         self._settings = settings
-        self._cancel = Script("cancel")
-        self._attach = Script("attach")
+        self._cancel = Script("laneway.producer", "cancel")
+        self._attach = Script("laneway.producer", "attach")
 
     async def cancel(self, job_id: JobId) -> JobState:
         """See `Producer.cancel`."""

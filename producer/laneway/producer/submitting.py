@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from laneway.producer.errors import LetterNotFound, QueueFull, SubmitStopped, SubmitUncertain
 from laneway.producer.fields import JobFields
-from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, Script, checked
+from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, checked
 from laneway.producer.listener import Listener
 from laneway.producer.models import ModelCatalog, check_against
 from laneway.producer.settings import ProducerSettings
@@ -22,6 +22,7 @@ from laneway.schemas.errors import InvalidJob, LanewayError
 from laneway.schemas.ids import JobId, choose_partition, new_job_id, parse_job_id
 from laneway.schemas.job import Job
 from laneway.schemas.keys import Keys, Lane
+from laneway.schemas.script import Script
 from laneway.schemas.wire import INLINE_BYTES, encode_job
 
 _FULL_RETRY_AFTER = 1.0  # seconds: the time in which a worker takes jobs from a full lane
@@ -66,7 +67,7 @@ class Submitter:
         self._listener = listener
         self._settings = settings
         self._count_tokens = count_tokens
-        self._script = Script("submit")
+        self._script = Script("laneway.producer", "submit")
 
     async def submit(self, fields: Mapping[str, Any]) -> Submitted:
         """One job. See `Producer.submit`."""

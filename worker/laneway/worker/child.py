@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -23,3 +24,13 @@ def dying_with_us(command: Sequence[str]) -> list[str]:
     Start it from a thread that lives as long as the child should: Linux looks at the thread.
     """
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+
+
+def end_process(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """SIGTERM, and SIGKILL when the process is still there after `patience_s`. Blocks until it is gone."""
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

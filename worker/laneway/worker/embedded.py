@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from laneway.worker.child import dying_with_us
+from laneway.worker.child import dying_with_us, end_process
 from laneway.worker.errors import EmbeddedServerFailed
 
 MAXMEMORY = "1gb"
@@ -96,12 +96,7 @@ class EmbeddedServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, _STOP_S)
         (self.folder / "server.pid").unlink(missing_ok=True)
 
     def wait(self) -> int:

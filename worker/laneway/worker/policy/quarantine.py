@@ -8,8 +8,6 @@ leaves the quarantine by completing in a smaller group.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 SUSPECT = 2
 """Crashes with a job in hand that make it a suspect."""
 
@@ -22,15 +20,6 @@ SILENT_ALONE = 3
 or an operator's `kill -9` also explains. A death of the engine that the worker reports condemns at once."""
 
 
-class Suspicion(Struct, frozen=True, kw_only=True):
-    """What the job's record says about crashes while it was in hand."""
-
-    losses: int = 0
-    """Crashes so far, of an engine or of a whole worker. Hand-backs (drain, preemption) are none."""
-    alone: int = 0
-    """Those of them at which the job had the engine to itself."""
-
-
 def group_size(losses: int) -> int | None:
     """How many jobs with that many losses may share an engine that runs nothing else; None: no restriction."""
     if losses < SUSPECT:
@@ -38,6 +27,6 @@ def group_size(losses: int) -> int | None:
     return GROUPS[min(losses - SUSPECT, len(GROUPS) - 1)]
 
 
-def is_guilty(suspicion: Suspicion, *, engine_death_seen: bool) -> bool:
-    """Whether the job is to be dead-lettered after the crash that `suspicion` already counts."""
-    return suspicion.alone >= (1 if engine_death_seen else SILENT_ALONE)
+def is_guilty(alone: int, *, engine_death_seen: bool) -> bool:
+    """Whether a job is to be dead-lettered. `alone`: crashes at which it had the engine to itself, the last included."""
+    return alone >= (1 if engine_death_seen else SILENT_ALONE)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from typing import Any
 
 from hiredis import pack_command
@@ -15,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
+from laneway.schemas.script import Script
 from laneway.worker.errors import QueueUnavailable, SettingsError
 from laneway.worker.queue.batches import Batches
 from laneway.worker.settings import mask_url
@@ -27,15 +26,6 @@ PIPELINE = 256
 """Most commands that are sent before their replies are read."""
 MISSING = ("NOGROUP", "UNBLOCKED", "NOSTREAM")
 """Error prefixes that mean: a lane or its group has vanished (a flush, a failover) and must be made anew."""
-
-
-class Script:
-    """A Lua script of the `lua` folder, called by its hash and loaded where the server does not have it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.source = resources.files("laneway.worker.queue").joinpath(f"lua/{name}.lua").read_text("utf-8")
-        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 
 Command = tuple[Any, ...]
@@ -92,12 +82,12 @@ class Connection:
     async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """The reply of a script. Every script here may be repeated after NOSCRIPT, since it then has done nothing."""
         try:
-            return await self.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
+            return await self.ask(*script.command(keys, arguments))
         except QueueUnavailable as error:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
         await self.ask("SCRIPT", "LOAD", script.source)
-        return await self.ask("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        return await self.ask(*script.command(keys, arguments))
 
     async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         with mapped(self.address):

@@ -18,6 +18,7 @@ from laneway.schemas.ids import JobId, WorkerId, queue_tag
 from laneway.schemas.keys import GROUP, Keys, Lane, PartitionKeys, lanes
 from laneway.schemas.outcome import Failed, JobError, Result
 from laneway.schemas.record import OUTPUT_EVENTS
+from laneway.schemas.script import Script
 from laneway.worker.errors import QueueUnavailable, QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
 from laneway.worker.policy.quarantine import GROUPS, SUSPECT
@@ -25,7 +26,7 @@ from laneway.worker.policy.retry import MAX_BACKOFF_MS
 from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.admin import check_fit, server_facts
 from laneway.worker.queue.batches import Batches
-from laneway.worker.queue.connection import Connection, Script
+from laneway.worker.queue.connection import Connection
 from laneway.worker.queue.depths import read_depth
 from laneway.worker.queue.entries import RawEntry, raw_entry, read_entry, unreadable_result
 
@@ -47,12 +48,8 @@ SWEEP_S = 600.0
 """Seconds between two looks of a worker for consumers that are gone."""
 IDLE_CONSUMER_MS = 3_600_000
 
-_PULL, _RENEW, _SETTLE = Script("pull"), Script("renew"), Script("settle")
-_HAND_BACK, _RETRY, _RECLAIM = Script("hand_back"), Script("retry"), Script("reclaim")
-_START, _BURY, _SWEEP = Script("start"), Script("bury"), Script("sweep")
-_ISOLATE, _LOSE = Script("isolate"), Script("lose")
-_SCRIPTS = (_PULL, _RENEW, _SETTLE, _HAND_BACK, _RETRY, _RECLAIM, _START, _BURY, _SWEEP, _ISOLATE, _LOSE)
-
+_NAMES = "pull renew settle hand_back retry reclaim start bury sweep isolate lose"
+_SCRIPTS = {name: Script("laneway.worker.queue", name) for name in _NAMES.split()}
 
 Words = tuple[Any, ...]
 
@@ -110,7 +107,7 @@ class RedisQueue:
             last = await self._ask("XREVRANGE", part.control, "+", "-", "COUNT", 1)
             self._heard[part.control] = last[0][0].decode() if last else "0-0"
         await self._make_groups()
-        await asyncio.gather(*(self._ask("SCRIPT", "LOAD", script.source) for script in _SCRIPTS))
+        await asyncio.gather(*(self._ask("SCRIPT", "LOAD", script.source) for script in _SCRIPTS.values()))
         await self._read_clock()
 
     async def close(self) -> None:
@@ -142,7 +139,8 @@ class RedisQueue:
     async def _ask(self, *command: Any) -> Any:
         return await self._connection.ask(*command)
 
-    async def _run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    async def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        script = _SCRIPTS[name]
         try:
             return await self._connection.run(script, keys, arguments)
         except QueueUnavailable as error:
@@ -164,7 +162,7 @@ class RedisQueue:
             stages += [len(stage.lanes), stage.cap]
         keys = [part.held, *(part.lane(lane) for lane in order)]
         words = [GROUP, self._worker, part.tag, plan.total, _ms(self._options.job_ttl_s), SUSPECT]
-        reply = await self._run(_PULL, keys, [*words, len(plan.stages), *stages])
+        reply = await self._run("pull", keys, [*words, len(plan.stages), *stages])
         self._clock = (reply[0], time.monotonic())
         if reply[1]:
             await self._mend()
@@ -183,7 +181,7 @@ class RedisQueue:
         mine_ms = _ms(QUARANTINE_LEASES * self._options.lease_s)
         words = [GROUP, self._worker, part.tag, _ms(self._options.job_ttl_s), mine_ms, int(empty), SUSPECT]
         keys = [part.quarantine, *(part.lane(lane) for lane in order)]
-        reply = await self._run(_ISOLATE, keys, [*words, *GROUPS])
+        reply = await self._run("isolate", keys, [*words, *GROUPS])
         return await self._read(part, order, reply) if reply[1] else None
 
     async def _bodies(self, part: PartitionKeys, raws: Sequence[RawEntry]) -> dict[JobId, bytes | None]:
@@ -200,7 +198,7 @@ class RedisQueue:
         for _ in range(RECLAIM_CALLS):
             cursors = [word for lane in order for word in (lane.name, self._cursors.get(lane, "-"))]
             reply = await self._run(
-                _RECLAIM,
+                "reclaim",
                 [part.bell, part.held, *(part.lane(lane) for lane in order)],
                 [GROUP, part.tag, _ms(self._options.lease_s), RECLAIM_WINDOW, 2 * MAX_BACKOFF_MS, *cursors],
             )
@@ -232,13 +230,13 @@ class RedisQueue:
                 words: list[Any] = [GROUP, self._worker, part.tag]
                 for claim in held[start : start + RENEW_CHUNK]:
                     words += [claim.entry, claim.job.id, claim.attempt]
-                calls.append(self._run(_RENEW, [part.lane(lane)], words))
+                calls.append(self._run("renew", [part.lane(lane)], words))
         return [JobId(lost.decode()) for reply in await asyncio.gather(*calls) for lost in reply]
 
     async def start(self, claim: Claim) -> None:
         """See `JobQueue.start`."""
         record = self._part(claim.lane).job(claim.job.id)
-        await self._run(_START, [record], [claim.attempt])
+        await self._run("start", [record], [claim.attempt])
 
     # --- ending -----------------------------------------------------------------
 
@@ -263,7 +261,7 @@ class RedisQueue:
         words = [GROUP, part.tag, _ms(self._options.result_ttl_s)]
         for job in jobs:
             words += job
-        replies: list[bytes] = await self._run(_SETTLE, [part.load, part.dead], words)
+        replies: list[bytes] = await self._run("settle", [part.load, part.dead], words)
         return replies
 
     async def hand_back(self, claims: Sequence[Claim]) -> None:
@@ -276,13 +274,13 @@ class RedisQueue:
             part = self._parts[partition]
             for start in range(0, len(words), 4 * RENEW_CHUNK):
                 chunk = words[start : start + 4 * RENEW_CHUNK]
-                await self._run(_HAND_BACK, [part.bell], [GROUP, self._worker, part.tag, *chunk])
+                await self._run("hand_back", [part.bell], [GROUP, self._worker, part.tag, *chunk])
 
     async def retry(self, claim: Claim, error: JobError, delay_ms: int) -> bool:
         """See `JobQueue.retry`."""
         part = self._part(claim.lane)
         reply = await self._run(
-            _RETRY,
+            "retry",
             [part.lane(claim.lane), part.job(claim.job.id), part.held],
             [GROUP, self._worker, claim.entry, claim.attempt, delay_ms, error.code, claim.lane.name],
         )
@@ -293,7 +291,7 @@ class RedisQueue:
         part = self._part(claim.lane)
         keys = [part.lane(claim.lane), part.job(claim.job.id), part.bell]
         words = [GROUP, self._worker, claim.entry, claim.attempt, error.code]
-        return bool(await self._run(_LOSE, keys, words))
+        return bool(await self._run("lose", keys, words))
 
     async def bury(self, entry: Unreadable) -> None:
         """See `JobQueue.bury`."""
@@ -303,7 +301,7 @@ class RedisQueue:
         if entry.job_id is not None:
             result = wire.encode(unreadable_result(entry, job_id, self._model, self.now_ms()))
         await self._run(
-            _BURY,
+            "bury",
             [part.lane(entry.lane), part.dead, part.job(job_id), part.result(job_id), part.load],
             [
                 GROUP,
@@ -363,7 +361,7 @@ class RedisQueue:
     async def sweep(self, idle_ms: int = IDLE_CONSUMER_MS) -> int:
         """Forget consumers that hold nothing and were idle for `idle_ms`; returns how many."""
         calls = [
-            self._run(_SWEEP, [part.lane(lane)], [GROUP, idle_ms])
+            self._run("sweep", [part.lane(lane)], [GROUP, idle_ms])
             for partition, part in enumerate(self._parts)
             for lane in lanes(partition)
         ]

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from laneway.worker.child import dying_with_us
+from laneway.worker.child import dying_with_us, end_process
 from laneway.worker.embedded import server_binary
 from laneway.worker.errors import EmbeddedServerFailed
 
@@ -100,9 +100,4 @@ class ChaosServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process, _STOP_S)
