@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.builders import completed, make_job
 from tests.support.installations import RedisInstallation, take
+from tests.support.servers import free_port
 from tests.support.steps import blocked, settle_all, until_answered
 from tests.support.wait import wait_until
 
@@ -220,7 +221,9 @@ async def test_an_evicting_server_is_refused(start_server: StartServer) -> None:
 
 async def test_a_cluster_is_refused(start_server: StartServer) -> None:
     """One connection does not reach all its keys."""
-    both_ends = RedisInstallation(start_server("--cluster-enabled", "yes").url, "own")
+    # By default the nodes talk on a port 10,000 above the server's own, which a free one need not leave room for.
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    both_ends = RedisInstallation(start_server(*options).url, "own")
     with pytest.raises(QueueUnfit, match="cluster-enabled no"):
         await both_ends.queue()
     await both_ends.close()
