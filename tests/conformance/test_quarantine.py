@@ -6,17 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 from tests.support.builders import completed, make_job
-from tests.support.installations import (
-    SHORT_LEASE_S,
-    Installation,
-    take,
-)
-from tests.support.wait import wait_until
+from tests.support.installations import Installation, take
 
 from laneway.schemas.ids import JobId
 from laneway.schemas.outcome import JobError
 from laneway.schemas.state import JobState
-from laneway.worker.policy.quarantine import GROUPS
+from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT
 from laneway.worker.ports import Claim, JobQueue, Settlement
 
 pytestmark = pytest.mark.unfinished
@@ -102,16 +97,96 @@ async def test_one_worker_at_a_time_empties_its_engine_for_suspects(both_ends: I
     assert await first.isolate(0, empty=False) is None
 
 
+async def vanish(both_ends: Installation, queue: JobQueue, worker: str = "a") -> None:
+    """The worker falls silent, and its lease lapses."""
+    await both_ends.lapse(worker)
+    assert await queue.reclaim()
+    assert await take(queue) == []
+
+
 async def test_a_suspect_that_vanishes_with_its_worker_is_counted_as_alone(both_ends: Installation) -> None:
-    """Nobody saw the engine die: the lease lapses, and the record tells that no other job was there."""
-    queue = await both_ends.queue(lease_s=SHORT_LEASE_S)
+    """Nobody saw the engine die: the lease lapses, and the record tells that no other job was there. It weighs little."""
+    queue = await both_ends.queue()
     await suspects(both_ends, queue, 1)
     (held,) = await group(queue)
-    assert (held.losses, held.alone, held.isolated) == (2, 0, True)
-    await wait_until(queue.reclaim, "a lapsed lease")
+    assert (held.losses, held.evidence, held.isolated) == (2, 0, True)
+    await queue.start(held)
+    await vanish(both_ends, queue)
+    (again,) = await group(queue)
+    assert (again.losses, again.evidence) == (3, SILENT)
+
+
+async def test_a_suspect_whose_engine_is_seen_to_die_is_weighed_as_such(both_ends: Installation) -> None:
+    """The worker lives to tell it."""
+    queue = await both_ends.queue()
+    await suspects(both_ends, queue, 1)
+    await crash(queue, await group(queue))
     assert await take(queue) == []
     (again,) = await group(queue)
-    assert (again.losses, again.alone) == (3, 1)
+    assert (again.losses, again.evidence) == (3, SEEN)
+
+
+async def test_nothing_weighs_against_suspects_that_shared_an_engine(both_ends: Installation) -> None:
+    """Two of them: one may be the killer, and the other was beside it."""
+    queue = await both_ends.queue()
+    await suspects(both_ends, queue, 2)
+    first, second = await group(queue)
+    await queue.start(second)
+    await crash(queue, [first])
+    await vanish(both_ends, queue)
+    for claim in await group(queue):
+        assert (claim.losses, claim.evidence) == (3, 0)
+
+
+async def test_a_suspect_of_which_its_worker_never_heard_is_not_weighed(both_ends: Installation) -> None:
+    """The reply is lost and the lease lapses: the attempt had not begun, and nothing is counted, however often."""
+    queue = await both_ends.queue()
+    await suspects(both_ends, queue, 1)
+    for _ in range(10):
+        assert len(await group(queue)) == 1
+        await vanish(both_ends, queue)
+    (held,) = await group(queue)
+    assert (held.losses, held.evidence, held.attempt) == (2, 0, 13)
+
+
+async def test_a_suspect_handed_back_is_not_weighed(both_ends: Installation) -> None:
+    """A drain is no crash."""
+    queue = await both_ends.queue()
+    await suspects(both_ends, queue, 1)
+    held = await group(queue)
+    await queue.start(held[0])
+    await queue.hand_back(held)
+    assert await take(queue) == []
+    (again,) = await group(queue)
+    assert (again.losses, again.evidence) == (2, 0)
+
+
+async def test_a_former_owner_cannot_blame_its_job(both_ends: Installation) -> None:
+    """It was frozen past its lease, and its engine died after that: another worker has the job by then."""
+    slow, quick = await both_ends.queue("slow"), await both_ends.queue("quick")
+    await suspects(both_ends, slow, 1)
+    (stale,) = await group(slow)
+    await vanish(both_ends, quick, "slow")
+    (held,) = await group(quick)
+    assert not await slow.lose(stale, ERROR)
+    await crash(quick, [held])
+    await take(quick)
+    (again,) = await group(quick)
+    assert (again.losses, again.evidence) == (3, SEEN)
+
+
+async def test_a_crash_told_twice_counts_once(both_ends: Installation) -> None:
+    """The reply to the first telling was lost. The second one succeeds, also when the job is in other hands by then."""
+    queue, other = await both_ends.queue(), await both_ends.queue("b")
+    await suspects(both_ends, queue, 1)
+    (held,) = await group(queue)
+    await crash(queue, [held, held])
+    await take(other)
+    (again,) = await group(other)
+    await crash(queue, [held])
+    assert (again.losses, again.evidence) == (3, SEEN)
+    result = completed(again.job.id, attempt=again.attempt)
+    assert await other.settle(again, result) is Settlement.STORED
 
 
 async def test_a_suspect_can_be_cancelled_where_it_waits(both_ends: Installation) -> None:

@@ -43,6 +43,8 @@ class Known(Struct):
     """Text of its outcome; empty for a cancel."""
     ended_by: int | None = None
     """Attempt that stored the outcome; 0 for a cancel."""
+    given_up: int = 0
+    """Attempt that last offered it again."""
 
 
 class Life(RuleBasedStateMachine):
@@ -122,19 +124,23 @@ class Life(RuleBasedStateMachine):
     @rule(pick=picks)
     def retry(self, pick: int) -> None:
         worker, claim = self.claims[pick % len(self.claims)]
-        kept = self.do(self.queues[worker].retry(claim, ERROR, 0))
-        if kept and claim.job.id in self.jobs:
-            known = self.jobs[claim.job.id]
-            assert claim.attempt == known.attempt, "a former owner had a failure counted"
-            known.failures += 1
+        if self.give_up(claim, self.do(self.queues[worker].retry(claim, ERROR, 0))):
+            self.jobs[claim.job.id].failures += 1
 
     @precondition(lambda self: self.claims)
     @rule(pick=picks)
     def lose(self, pick: int) -> None:
         worker, claim = self.claims[pick % len(self.claims)]
-        counted = self.do(self.queues[worker].lose(claim, ERROR))
-        if counted and claim.job.id in self.jobs:
-            assert claim.attempt == self.jobs[claim.job.id].attempt, "a former owner had a loss counted"
+        self.give_up(claim, self.do(self.queues[worker].lose(claim, ERROR)))
+
+    def give_up(self, claim: Claim, kept: bool) -> bool:
+        """Whether this call, and no earlier one of the same attempt, offered the job again."""
+        known = self.jobs.get(claim.job.id)
+        if known is None or not kept or claim.attempt == known.given_up:
+            return False
+        assert claim.attempt == known.attempt, "a former owner gave the job up"
+        known.given_up = claim.attempt
+        return True
 
     @precondition(lambda self: self.claims)
     @rule(pick=picks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import pytest
@@ -96,6 +97,30 @@ async def test_a_job_in_its_back_off_is_not_taken_for_lost(both_ends: Installati
 
     assert await wait_until(back) == 1
     assert time.monotonic() - begin > 0.3
+
+
+async def test_a_retry_told_twice_counts_once(both_ends: Installation) -> None:
+    """The reply to the first telling was lost. The second one succeeds, also when the job is in other hands by then."""
+    queue, other = await both_ends.queue(), await both_ends.queue("b")
+    await both_ends.submit(make_job())
+    (claim,) = await take(queue)
+    assert await queue.retry(claim, ERROR, 0)
+    assert await queue.retry(claim, ERROR, 0)
+    (again,) = await take(other)
+    assert await queue.retry(claim, ERROR, 0)
+    assert (again.attempt, again.failures) == (2, 1)
+    assert await other.renew([again]) == []
+
+
+async def test_a_queue_tells_when_a_back_off_ends(both_ends: Installation) -> None:
+    """No bell rings then: whoever waits for work need wait no longer than that."""
+    queue = await both_ends.queue()
+    await both_ends.submit(make_job())
+    (claim,) = await take(queue)
+    assert queue.due_in() == math.inf
+    await queue.retry(claim, ERROR, 60_000)
+    assert await take(queue) == []
+    assert 30 < queue.due_in() <= 60
 
 
 async def test_a_former_owner_cannot_retry(both_ends: Installation) -> None:

@@ -9,9 +9,19 @@ import pytest
 from msgspec.structs import replace
 from tests.support.servers import binaries
 
-from laneway.worker.bench.chaos.audit import FAIR_EXITS, Accepted, Death, Ended, Evidence, Line, Report, audit
+from laneway.worker.bench.chaos.audit import (
+    FAIR_EXITS,
+    Accepted,
+    Ended,
+    Evidence,
+    Line,
+    Report,
+    Silence,
+    audit,
+)
 from laneway.worker.bench.chaos.plan import LEASE_S, Fault, Kind, Plan, Strike, make_plan
 from laneway.worker.bench.chaos.run import ENTRY, chaos
+from laneway.worker.policy.quarantine import SUSPECT
 
 JOBS, WORKERS = 300, 4
 PLANTED = "laneway.worker.bench.chaos.planted"
@@ -141,27 +151,61 @@ def test_a_worker_that_ends_of_a_defect_is_a_fault() -> None:
     assert not judge(exits={1: 1}).clean
 
 
-def test_recovery_counts_from_the_kill_to_the_next_claim() -> None:
+def claimed(process: str, at: float, job_id: str = "a", attempt: int = 1, losses: int = 0) -> Line:
+    return Line(process=process, at=at, event="job.claimed", job_id=job_id, attempt=attempt, losses=losses)
+
+
+def test_recovery_counts_from_the_silence_until_the_job_runs() -> None:
     """Of the jobs that were in hand, not of those that had left it."""
     lines = [
-        line("w", 1.0, "job.claimed", "a"),
-        line("w", 1.0, "job.claimed", "b"),
+        claimed("w", 1.0, "a"),
+        claimed("w", 1.0, "b"),
         line("w", 1.5, "job.settled", "b"),
-        line("v", 5.0, "job.claimed", "a"),
+        claimed("v", 5.0, "a", attempt=2, losses=1),
+        line("v", 5.5, "job.started", "a"),
     ]
-    report = judge(lines=lines, deaths=[Death(process="w", at=2.0)])
-    assert (report.recoveries, report.recovery_s_max, report.suspect_s_max) == (1, 3.0, 0.0)
+    report = judge(lines=lines, silences=[Silence(process="w", at=2.0)])
+    assert (report.recoveries, report.recovery_s_max, report.recovery_s_p50) == (1, 3.5, 3.5)
+    assert (report.again, report.suspects) == (0, 0)
 
 
-def test_a_job_that_was_in_hand_before_recovers_among_the_suspects() -> None:
-    """It may wait for an engine of its own, which is another promise than a quick recovery."""
+def test_what_a_thawed_worker_still_ends_was_not_lost() -> None:
+    """The lease held; what another runs later has another reason."""
+    lines = [claimed("w", 1.0), line("w", 3.0, "job.handed_back"), claimed("v", 9.0, attempt=2)]
+    report = judge(lines=[*lines, line("v", 9.0, "job.started")], silences=[Silence(process="w", at=2.0)])
+    assert report.recoveries == 0
+
+
+def test_what_a_thawed_worker_finds_lost_is_a_recovery() -> None:
+    """It says so after the other has begun."""
     lines = [
-        line("v", 0.5, "job.claimed"),
-        line("w", 1.0, "job.claimed"),
-        line("v", 9.0, "job.claimed"),
+        claimed("w", 1.0),
+        claimed("v", 5.0, attempt=2),
+        line("v", 5.0, "job.started"),
+        line("w", 6.0, "job.lost"),
     ]
-    report = judge(lines=lines, deaths=[Death(process="w", at=2.0)])
-    assert (report.recoveries, report.recovery_s_max, report.suspect_s_max) == (1, 0.0, 7.0)
+    report = judge(lines=lines, silences=[Silence(process="w", at=2.0)])
+    assert (report.recoveries, report.recovery_s_max) == (1, 3.0)
+
+
+def test_a_job_hit_again_on_its_way_counts_apart() -> None:
+    """An attempt in between that nobody ran: its clock tells of two losses, not of one."""
+    lines = [claimed("w", 1.0), claimed("v", 9.0, attempt=3, losses=1), line("v", 9.0, "job.started")]
+    report = judge(lines=lines, silences=[Silence(process="w", at=2.0)])
+    assert (report.recoveries, report.again, report.again_s_max) == (0, 1, 7.0)
+
+
+def test_a_suspect_counts_apart() -> None:
+    """It may wait for an engine of its own, which is another promise than a quick recovery."""
+    lines = [claimed("w", 1.0), claimed("v", 9.0, attempt=2, losses=SUSPECT), line("v", 9.0, "job.started")]
+    report = judge(lines=lines, silences=[Silence(process="w", at=2.0)])
+    assert (report.recoveries, report.suspects, report.suspect_s_max) == (0, 1, 7.0)
+
+
+def test_a_report_says_which_job_broke_a_promise() -> None:
+    """By its id, kind and end."""
+    assert judge(Kind.CANCEL, "failed").faults == ("a (cancel) is failed",)
+    assert judge().faults == ()
 
 
 # --- the plan -----------------------------------------------------------------

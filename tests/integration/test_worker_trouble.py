@@ -7,14 +7,19 @@ from typing import Any, cast
 
 import pytest
 from tests.support.builders import make_job
-from tests.support.installations import Installation
+from tests.support.installations import Installation, MemoryInstallation, take
 from tests.support.serving import LONG, result_of, serving
 from tests.support.wait import wait_until
 
+from laneway.schemas.job import Job
 from laneway.schemas.keys import lanes
-from laneway.schemas.outcome import Cancelled, Completed, Failed
+from laneway.schemas.outcome import Cancelled, Completed, Failed, JobError
+from laneway.schemas.state import JobState
+from laneway.worker import intake
+from laneway.worker.engine.fake_engine import FakeEngine
 from laneway.worker.errors import EngineDied, QueueUnavailable
-from laneway.worker.ports import JobQueue
+from laneway.worker.policy.quarantine import SUSPECT
+from laneway.worker.ports import JobQueue, Prepared
 
 
 async def test_what_is_no_job_is_set_aside_and_the_worker_lives(ends: Installation) -> None:
@@ -42,6 +47,43 @@ async def test_a_broken_attempt_is_repeated_after_its_back_off(ends: Installatio
         assert len(worker.told("job.retried")) == 1
 
 
+async def test_the_end_of_a_back_off_is_not_waited_for_longer_than_it_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No bell rings then. A worker that only looked once in a while would see this one after an hour."""
+    monkeypatch.setattr(intake, "POLL_S", 3600.0)
+    monkeypatch.setattr(intake, "RECLAIM_S", 3600.0)
+    ends = MemoryInstallation()
+    job = make_job(attempts={"max_attempts": 3, "backoff_ms": 50})
+    async with serving(ends, lease_s=7200.0) as worker:
+        worker.engine.fail_next()
+        await ends.submit(job)
+        assert (await result_of(ends, job)).attempt == 2
+
+
+async def test_a_suspect_is_noted_as_running_before_anything_is_done_with_it(
+    ends: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does to the worker from then on is known to have happened while it was there."""
+    job = make_job()
+    await ends.submit(job)
+    for _ in range(SUSPECT):
+        (claim,) = await take(queue := await ends.queue())
+        await queue.lose(claim, JobError(code="engine_died", message=""))
+    states: list[JobState] = []
+
+    async def look(self: FakeEngine, job: Job) -> Prepared:
+        if record := await ends.record(job.id):  # no warm-up
+            states.append(record.state)
+        return await prepare(self, job)
+
+    prepare = FakeEngine.prepare
+    monkeypatch.setattr(FakeEngine, "prepare", look)
+    async with serving(ends):
+        assert isinstance((await result_of(ends, job)).outcome, Completed)
+    assert states == [JobState.RUNNING]
+
+
 async def test_a_job_that_never_succeeds_is_failed_and_kept_aside(ends: Installation) -> None:
     """Attempts used up: an outcome for whoever waits, and a dead letter for whoever looks into it."""
     job = make_job(metadata={"fake": "fail"}, attempts={"max_attempts": 2, "backoff_ms": 10})
@@ -63,7 +105,7 @@ class Flaky:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._queue, name)
-        if name == "now_ms":
+        if name in ("now_ms", "due_in"):
             return method
 
         async def call(*args: Any, **options: Any) -> Any:

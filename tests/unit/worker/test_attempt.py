@@ -19,6 +19,7 @@ from laneway.worker.adapters import AdapterShelf
 from laneway.worker.attempt import Attempt, DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.errors import JobRefused
+from laneway.worker.policy.quarantine import PROOF, SEEN
 from laneway.worker.ports import Adapter, Claim
 from laneway.worker.telemetry import Fact, Telemetry
 
@@ -239,14 +240,17 @@ async def test_the_death_of_the_engine_is_noticed_by_its_jobs(bench: Bench) -> N
     ("claim", "attempts", "kind"),
     [
         ({"losses": 5}, 3, Lose),
-        ({"losses": 2, "isolated": True}, 3, DeadLetter),
+        ({"losses": 4, "isolated": True}, 3, Lose),
+        ({"losses": 5, "isolated": True, "evidence": SEEN}, 3, DeadLetter),
+        ({"losses": 9, "isolated": False, "evidence": PROOF - 1}, 3, Lose),
         ({}, 1, DeadLetter),
     ],
 )
 async def test_only_who_was_alone_is_to_blame_for_the_death_of_an_engine(
     bench: Bench, claim: dict[str, Any], attempts: int, kind: type[Verdict]
 ) -> None:
-    """Crashes among others never use a job up, however many; one that may run only once is not repeated."""
+    """Crashes among others never use a job up, however many, and one alone does not: any process may be killed once.
+    A job that may run only once is not repeated."""
     policy = AttemptPolicy(max_attempts=attempts)
     task = await bench.in_engine(bench.attempt(make_job(sampling=LONG, attempts=policy), **claim))
     bench.engine.die()
@@ -254,8 +258,8 @@ async def test_only_who_was_alone_is_to_blame_for_the_death_of_an_engine(
 
 
 async def test_a_job_that_vanished_alone_too_often_is_not_run_again(bench: Bench) -> None:
-    """Nobody saw the engine die, but three workers fell silent with this job alone in hand."""
-    verdict = await bench.attempt(losses=5, alone=3).run()
+    """Nobody saw the engine die, but one worker after another fell silent with this job alone in hand."""
+    verdict = await bench.attempt(losses=9, evidence=PROOF).run()
     assert isinstance(verdict, DeadLetter)
     assert bench.entered == 0
 

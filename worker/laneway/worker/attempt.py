@@ -36,7 +36,7 @@ from laneway.schemas.outcome import (
 )
 from laneway.worker.adapters import AdapterShelf
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
-from laneway.worker.policy.quarantine import is_guilty
+from laneway.worker.policy.quarantine import SEEN, is_guilty
 from laneway.worker.policy.retry import RetryAfter, after_failure
 from laneway.worker.ports import Adapter, Claim, Engine, Piece, Prepared
 from laneway.worker.telemetry import Telemetry
@@ -207,7 +207,7 @@ class Attempt:
         try:
             if (outcome := self._too_late()) is not None:
                 return Settle(self._result(outcome))
-            if is_guilty(self.claim.alone, engine_death_seen=False):
+            if is_guilty(self.claim.evidence):
                 return self._crashed(seen=False)
             check_job(self.claim.job)
             prepared = await self._prepare()
@@ -326,9 +326,8 @@ class Attempt:
     def _crashed(self, *, seen: bool) -> Verdict:
         claim = self.claim
         error = JobError(code="engine_died", message="the engine died while it held the job")
-        seen_alone = seen and claim.isolated
         once = claim.job.attempts.max_attempts == 1
-        guilty = is_guilty(claim.alone + seen_alone, engine_death_seen=seen_alone)
+        guilty = is_guilty(claim.evidence + (SEEN if seen and claim.isolated else 0))
         return self._given_up(error) if once or guilty else Lose(error)
 
     def _refused(self, code: str, message: str, field: str | None) -> Verdict:

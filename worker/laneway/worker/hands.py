@@ -18,6 +18,7 @@ from laneway.worker.errors import QueueUnavailable
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
 from laneway.worker.policy.admission import Ledger
+from laneway.worker.policy.quarantine import SUSPECT
 from laneway.worker.ports import Claim, Engine, JobQueue, Settlement
 from laneway.worker.publisher import Publisher
 from laneway.worker.telemetry import Telemetry
@@ -126,6 +127,7 @@ class Hands:
             "job.claimed",
             seconds=max(0, claim.claimed_ms - claim.submitted_ms) / 1000,
             attempt=claim.attempt,
+            losses=claim.losses,
         )
         hand.task = asyncio.create_task(self._work(hand), name=f"job {job.id}")
         hand.task.add_done_callback(self._note_defect)
@@ -195,6 +197,8 @@ class Hands:
     async def _work(self, hand: Hand) -> None:
         vacated = False
         try:
+            if hand.claim.losses >= SUSPECT:
+                await self._note_start(hand.claim)
             verdict = await hand.attempt.run()
             vacated = True
             self._vacate(hand)
@@ -257,6 +261,8 @@ class Hands:
 
     def _entered(self, hand: Hand) -> None:
         self._tell(hand.claim, "job.started")
+        if hand.claim.losses >= SUSPECT:  # noted already
+            return
         note = asyncio.create_task(self._note_start(hand.claim))
         hand.notes.add(note)
         note.add_done_callback(hand.notes.discard)

@@ -128,7 +128,7 @@ class Intake:
         return False
 
     async def _wait(self) -> None:
-        """Until the bell rings, room changes or a poll is due. The bell is left to others while there is no seat."""
+        """Until the bell rings, room changes, a back-off ends or a poll is due. The bell is left to others while there is no seat."""
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._changed.wait())}
         listening = self._hands.ledger().free > 0 and not self._lease.stuck
         listening = listening and not (self._emptying or self._isolating)
@@ -137,7 +137,8 @@ class Intake:
                 self._bell = asyncio.create_task(self._link(self._queue.wait(POLL_S)))
             # Kept from one call to the next: a blocking read that is cancelled costs its connection.
             waits.add(self._bell)
-        done, _ = await asyncio.wait(waits, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        patience = min(POLL_S, max(QUIET_S, self._queue.due_in())) if listening else POLL_S
+        done, _ = await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits - {self._bell}:
             wait.cancel()
         if self._bell in done:

@@ -36,8 +36,8 @@ class Claim(Struct, frozen=True, kw_only=True):
     """Earlier attempts that failed through no fault of the job. Hand-backs do not count."""
     losses: int = 0
     """Earlier attempts whose worker or engine died with the job in hand."""
-    alone: int = 0
-    """Those of them at which the job had the engine to itself."""
+    evidence: int = 0
+    """Weight of those of them at which the job had the engine to itself, see `policy.quarantine`."""
     isolated: bool = False
     """It has the engine to itself now."""
     submitted_ms: int = 0
@@ -116,11 +116,16 @@ class JobQueue(Protocol):
     async def wait(self, timeout: float) -> None:
         """Return when a job may have arrived, at the latest after `timeout` seconds."""
 
+    def due_in(self) -> float:
+        """Seconds until a back-off ends, by what the last `claim` saw: then there is something to claim, and no bell rings
+        for it. Infinite when none runs."""
+
     async def renew(self, claims: Sequence[Claim]) -> list[JobId]:
         """Extend the leases; return the jobs that are no longer this worker's. Never takes one back."""
 
     async def start(self, claim: Claim) -> None:
-        """Record that the attempt entered the engine (state `running`). Best effort."""
+        """Record that the attempt has begun (state `running`): for a suspect before anything is done with it, for others
+        as it enters the engine. Best effort."""
 
     async def settle(self, claim: Claim, result: Result) -> Settlement:
         """Store the result first, then remove the job from its lane, in one step."""
@@ -129,10 +134,14 @@ class JobQueue(Protocol):
         """Return jobs to their lanes at once, in front, at no cost of an attempt."""
 
     async def retry(self, claim: Claim, error: JobError, delay_ms: int) -> bool:
-        """Count a failed attempt and offer the job again once `delay_ms` have passed. False: fenced."""
+        """Count a failed attempt and offer the job again once `delay_ms` have passed. False: fenced.
+
+        Repeated after a lost reply, it is true again and counts nothing more."""
 
     async def lose(self, claim: Claim, error: JobError) -> bool:
-        """Count a crash of the engine with the job in it, and offer the job again at once. False: fenced."""
+        """Count a crash of the engine with the job in it, and offer the job again at once. False: fenced.
+
+        Repeated after a lost reply, it is true again and counts nothing more."""
 
     async def dead_letter(self, claim: Claim, result: Result) -> Settlement:
         """As `settle`, and keep the whole job with its last error in the dead-letter stream."""

@@ -1,8 +1,8 @@
-"""Who is to blame when an engine dies with many jobs in it: nobody, until it dies with one job alone.
+"""Who is to blame when an engine dies with many jobs in it: nobody, until it dies with one job alone, again.
 
 A job that was in hand at a crash is a *suspect*. One crash proves nothing (nodes vanish, pods are killed), so the
 job runs again among others. From the second crash on, suspects run in groups that have an engine to themselves and
-shrink fourfold each time, down to one. Only a job that takes an engine down alone is dead-lettered: a bystander
+shrink fourfold each time, down to one. What happens to a job alone is evidence, and nothing else is: a bystander
 leaves the quarantine by completing in a smaller group.
 """
 
@@ -15,9 +15,16 @@ GROUPS = (8, 2, 1)
 """Suspects that share an engine at the second, third, and every later crash. From batches of 32, three crashes
 isolate a killer; halving instead (16, 8, 4, 2, 1) takes five, and every crash costs an engine start of 30 to 120 s."""
 
-SILENT_ALONE = 3
-"""Crashes alone that condemn a job when nobody saw the engine die: the worker itself vanished, which a node failure
-or an operator's `kill -9` also explains. A death of the engine that the worker reports condemns at once."""
+SEEN = 3
+"""Weight of an engine that a worker saw die with the job alone in it. Chance can do that once: a host may kill any
+process, and what an aborted job left behind may still run."""
+
+SILENT = 1
+"""Weight of a worker that fell silent with the job alone in hand: an operator's `kill -9`, the loss of a node or a
+freeze past the lease look the same. A lease that lapses before the attempt has begun weighs nothing."""
+
+PROOF = 6
+"""Weight that condemns: two deaths seen, or six silent ones."""
 
 
 def group_size(losses: int) -> int | None:
@@ -27,6 +34,6 @@ def group_size(losses: int) -> int | None:
     return GROUPS[min(losses - SUSPECT, len(GROUPS) - 1)]
 
 
-def is_guilty(alone: int, *, engine_death_seen: bool) -> bool:
-    """Whether a job is to be dead-lettered. `alone`: crashes at which it had the engine to itself, the last included."""
-    return alone >= (1 if engine_death_seen else SILENT_ALONE)
+def is_guilty(evidence: int) -> bool:
+    """Whether a job is to be dead-lettered. `evidence`: the weights of what happened while it was alone, added up."""
+    return evidence >= PROOF

@@ -33,7 +33,7 @@ class RawEntry(Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     cancelled: bool
     losses: int
-    alone: int = 0
+    evidence: int = 0
     isolated: bool = False
 
 
@@ -55,7 +55,7 @@ def raw_entry(reply: Sequence[Any], lanes: Sequence[Lane]) -> RawEntry:
         outputs=tuple(outputs.decode(errors="replace").split()),
         cancelled=bool(cancelled),
         losses=losses,
-        alone=more[0] if more else 0,
+        evidence=more[0] if more else 0,
         isolated=bool(more and more[1]),
     )
 
@@ -82,7 +82,7 @@ def read_entry(raw: RawEntry, data: bytes | None, now_ms: int) -> Claim | Unread
         attempt=raw.attempt,
         failures=raw.failures,
         losses=raw.losses,
-        alone=raw.alone,
+        evidence=raw.evidence,
         isolated=raw.isolated,
         submitted_ms=raw.submitted_ms,
         claimed_ms=now_ms,

@@ -72,8 +72,10 @@ class MemoryServer:
         """Which worker may empty its engine for the suspects of a partition, and until when, by the clock."""
         self.isolated: dict[str, bool] = {}
         """Whether an entry was claimed to be alone in its engine."""
-        self.alone: dict[str, int] = {}
-        """Crashes of an entry that was."""
+        self.evidence: dict[str, int] = {}
+        """Weight of what happened to an entry that was."""
+        self.given_up: dict[JobId, int] = {}
+        """Attempt after which a job was last offered again by the worker that had it."""
         self.cancels: set[JobId] = set()
         self.controls: dict[Part, list[Control]] = {}
         self.outputs: dict[str, list[Event]] = {}

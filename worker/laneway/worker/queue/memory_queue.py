@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from laneway.schemas import wire
@@ -14,7 +15,7 @@ from laneway.schemas.record import JobRecord
 from laneway.schemas.state import JobState
 from laneway.worker.errors import QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
-from laneway.worker.policy.quarantine import SUSPECT, group_size
+from laneway.worker.policy.quarantine import SEEN, SILENT, SUSPECT, group_size
 from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.entries import RawEntry, read_entry, unreadable_result
 from laneway.worker.queue.memory import PLACES, DeadLetter, Entry, MemoryServer, first_of
@@ -137,7 +138,7 @@ class MemoryQueue:
             outputs=tuple(record.outputs.split()) if record else (),
             cancelled=entry.job_id in server.cancels,
             losses=record.losses if record else 0,
-            alone=server.alone.get(entry.id, 0),
+            evidence=server.evidence.get(entry.id, 0),
             isolated=server.isolated.get(entry.id, False),
         )
         return read_entry(raw, entry.data, now)
@@ -152,18 +153,29 @@ class MemoryQueue:
         lapsed = [entry for entry in self._entries() if self._is_lapsed(entry)]
         for entry in lapsed:
             entry.owner = RETURNED
-            if self._server.isolated.get(entry.id):
-                self._server.alone[entry.id] = self._server.alone.get(entry.id, 0) + 1
-            if entry.job_id is not None:
-                record = self._server.records.get(entry.job_id)
-                losses = record.losses + 1 if record else 1
-                self._server.update(entry.job_id, state=JobState.QUEUED, owner="", losses=losses)
+            record = self._server.records.get(entry.job_id) if entry.job_id is not None else None
+            if record is None:
+                continue
+            begun = record.state is JobState.RUNNING
+            if begun:
+                self._weigh(entry, SILENT)
+            losses = record.losses + (begun or record.losses < SUSPECT)
+            self._server.update(record.job_id, state=JobState.QUEUED, owner="", losses=losses)
         if lapsed:
             self._server.ring()
         return len(lapsed)
 
     def _is_lapsed(self, entry: Entry) -> bool:
         return entry.owner not in PLACES and self._server.clock() - entry.touched >= self._lease_s
+
+    def _weigh(self, entry: Entry, weight: int) -> None:
+        if self._server.isolated.get(entry.id):
+            self._server.evidence[entry.id] = self._server.evidence.get(entry.id, 0) + weight
+
+    def due_in(self) -> float:
+        """See `JobQueue.due_in`."""
+        held = (entry.due for entry in self._entries() if entry.owner == HELD)
+        return max(0.0, min(held, default=math.inf) - self._server.clock())
 
     async def wait(self, timeout: float) -> None:
         """See `JobQueue.wait`."""
@@ -226,7 +238,8 @@ class MemoryQueue:
         """See `JobQueue.retry`."""
         entry = self._mine(claim)
         if entry is None:
-            return False
+            return self._server.given_up.get(claim.job.id) == claim.attempt
+        self._server.given_up[claim.job.id] = claim.attempt
         entry.owner, entry.due = HELD, self._server.clock() + delay_ms / 1000
         record = self._server.records.get(claim.job.id)
         failures = record.failures + 1 if record else 1
@@ -238,7 +251,9 @@ class MemoryQueue:
         """See `JobQueue.lose`."""
         entry = self._mine(claim)
         if entry is None:
-            return False
+            return self._server.given_up.get(claim.job.id) == claim.attempt
+        self._server.given_up[claim.job.id] = claim.attempt
+        self._weigh(entry, SEEN)
         entry.owner = RETURNED
         record = self._server.records.get(claim.job.id)
         losses = record.losses + 1 if record else 1

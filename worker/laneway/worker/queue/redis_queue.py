@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from laneway.schemas.record import OUTPUT_EVENTS
 from laneway.schemas.script import Script
 from laneway.worker.errors import QueueUnavailable, QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
-from laneway.worker.policy.quarantine import GROUPS, SUSPECT
+from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT, SUSPECT
 from laneway.worker.policy.retry import MAX_BACKOFF_MS
 from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.admin import check_fit, server_facts
@@ -85,6 +86,7 @@ class RedisQueue:
         self._heard: dict[str, str] = {}
         self._cursors: dict[Lane, str] = {}
         self._clock = (0, 0.0)  # the server's milliseconds, and our monotonic seconds then
+        self._due: dict[int, float] = {}
         self._mending = asyncio.Lock()
         self._swept_at = 0.0
 
@@ -166,14 +168,15 @@ class RedisQueue:
         self._clock = (reply[0], time.monotonic())
         if reply[1]:
             await self._mend()
-        return await self._read(part, order, reply)
+        self._due[order[0].partition] = time.monotonic() + reply[2] / 1000 if reply[2] >= 0 else math.inf
+        return await self._read(part, order, reply[0], reply[3:])
 
     async def _read(
-        self, part: PartitionKeys, order: Sequence[Lane], reply: Sequence[Any]
+        self, part: PartitionKeys, order: Sequence[Lane], now_ms: int, items: Sequence[Any]
     ) -> list[Claim | Unreadable]:
-        raws = [raw_entry(item, order) for item in reply[2:]]
+        raws = [raw_entry(item, order) for item in items]
         bodies = await self._bodies(part, raws)
-        return [read_entry(raw, bodies.get(raw.job_id or JobId(""), raw.data), reply[0]) for raw in raws]
+        return [read_entry(raw, bodies.get(raw.job_id or JobId(""), raw.data), now_ms) for raw in raws]
 
     async def isolate(self, partition: int, *, empty: bool) -> list[Claim | Unreadable] | None:
         """See `JobQueue.isolate`."""
@@ -182,7 +185,7 @@ class RedisQueue:
         words = [GROUP, self._worker, part.tag, _ms(self._options.job_ttl_s), mine_ms, int(empty), SUSPECT]
         keys = [part.quarantine, *(part.lane(lane) for lane in order)]
         reply = await self._run("isolate", keys, [*words, *GROUPS])
-        return await self._read(part, order, reply) if reply[1] else None
+        return await self._read(part, order, reply[0], reply[2:]) if reply[1] else None
 
     async def _bodies(self, part: PartitionKeys, raws: Sequence[RawEntry]) -> dict[JobId, bytes | None]:
         beside = [raw.job_id for raw in raws if raw.data is None and raw.job_id is not None]
@@ -197,11 +200,9 @@ class RedisQueue:
         moved, order = 0, lanes(partition)
         for _ in range(RECLAIM_CALLS):
             cursors = [word for lane in order for word in (lane.name, self._cursors.get(lane, "-"))]
-            reply = await self._run(
-                "reclaim",
-                [part.bell, part.held, *(part.lane(lane) for lane in order)],
-                [GROUP, part.tag, _ms(self._options.lease_s), RECLAIM_WINDOW, 2 * MAX_BACKOFF_MS, *cursors],
-            )
+            keys = [part.bell, part.held, *(part.lane(lane) for lane in order)]
+            words = [GROUP, part.tag, _ms(self._options.lease_s), RECLAIM_WINDOW, 2 * MAX_BACKOFF_MS]
+            reply = await self._run("reclaim", keys, [*words, SUSPECT, SILENT, *cursors])
             moved += reply[0]
             self._cursors.update(zip(order, (word.decode() for word in reply[2:]), strict=True))
             if reply[1]:
@@ -214,6 +215,10 @@ class RedisQueue:
         """See `JobQueue.wait`."""
         bells = [part.bell for part in self._parts]
         await self._bell.ask("BLPOP", *bells, min(timeout, 1.0))
+
+    def due_in(self) -> float:
+        """See `JobQueue.due_in`."""
+        return max(0.0, min(self._due.values(), default=math.inf) - time.monotonic())
 
     # --- holding ----------------------------------------------------------------
 
@@ -290,7 +295,7 @@ class RedisQueue:
         """See `JobQueue.lose`."""
         part = self._part(claim.lane)
         keys = [part.lane(claim.lane), part.job(claim.job.id), part.bell]
-        words = [GROUP, self._worker, claim.entry, claim.attempt, error.code]
+        words = [GROUP, self._worker, claim.entry, claim.attempt, error.code, SEEN]
         return bool(await self._run("lose", keys, words))
 
     async def bury(self, entry: Unreadable) -> None:
@@ -300,20 +305,10 @@ class RedisQueue:
         result = b""
         if entry.job_id is not None:
             result = wire.encode(unreadable_result(entry, job_id, self._model, self.now_ms()))
-        await self._run(
-            "bury",
-            [part.lane(entry.lane), part.dead, part.job(job_id), part.result(job_id), part.load],
-            [
-                GROUP,
-                entry.entry,
-                entry.reason,
-                job_id,
-                result,
-                _ms(self._options.result_ttl_s),
-                entry.lane.name,
-                KEPT_BYTES,
-            ],
-        )
+        keys = [part.lane(entry.lane), part.dead, part.job(job_id), part.result(job_id), part.load]
+        ttl_ms = _ms(self._options.result_ttl_s)
+        words = [GROUP, entry.entry, entry.reason, job_id, result, ttl_ms, entry.lane.name, KEPT_BYTES]
+        await self._run("bury", keys, words)
 
     # --- telling ----------------------------------------------------------------
 

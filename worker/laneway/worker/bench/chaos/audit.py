@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 
 from msgspec import Struct
 
 from laneway.worker.bench.chaos.plan import Kind
+from laneway.worker.policy.quarantine import SUSPECT
 
 ENDS = frozenset(
     {
@@ -19,6 +21,9 @@ ENDS = frozenset(
     }
 )
 """Facts after which a worker has the job no more."""
+
+DROPS = frozenset({"job.lost", "job.fenced"})
+"""Those of them that tell that another has it."""
 
 FAIR_EXITS = frozenset({"0", "3", "-15"})
 """Exit codes of a worker that was told to end, of one whose engine died, and of one told to end before it could hear."""
@@ -33,6 +38,10 @@ class Line(Struct, frozen=True, kw_only=True):
     """Seconds since 1970."""
     event: str
     job_id: str
+    attempt: int = 0
+    """With `job.claimed`: number of the attempt."""
+    losses: int = 0
+    """With `job.claimed`: crashes at which the job had been in hand."""
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
@@ -48,10 +57,12 @@ class Ended(Struct, frozen=True, kw_only=True):
     state: str
     by_worker: bool
     """False: settled by the cancel itself, while no worker had the job."""
+    code: str = ""
+    """Of the error, where it failed."""
 
 
-class Death(Struct, frozen=True, kw_only=True):
-    """A worker was killed."""
+class Silence(Struct, frozen=True, kw_only=True):
+    """A worker was killed, or frozen past its lease: it says no more, and its jobs are lost."""
 
     process: str
     at: float
@@ -64,7 +75,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     ended: Mapping[str, Ended]
     """Job id to outcome."""
     lines: Sequence[Line]
-    deaths: Sequence[Death] = ()
+    silences: Sequence[Silence] = ()
     waiting: int = 0
     """Entries left in the lanes."""
     pending: int = 0
@@ -90,15 +101,23 @@ class Report(Struct, frozen=True, kw_only=True):
     """Poison jobs that were found out."""
     poison_sent: int
     recovery_s_max: float
-    """Longest time from a kill to the moment at which another worker had one of its jobs, for jobs not claimed before."""
+    """Longest time from a kill or the begin of a freeze to the moment at which another worker ran a job that was in hand,
+    where nothing else hit the job in between."""
+    recovery_s_p50: float
     recoveries: int
-    """Jobs in hand at a kill that another worker took over."""
+    again_s_max: float
+    """The same for jobs that were hit again before they ran: claimed by a worker that never heard of it, because the
+    reply was lost, or that fell silent at once."""
+    again: int
     suspect_s_max: float
-    """The same as `recovery_s_max` for jobs that had been claimed before: they may wait for an engine of their own."""
+    """The same for suspects, which wait for an engine of their own."""
+    suspects: int
     waiting: int
     pending: int
     states: dict[str, int]
     exits: dict[str, int]
+    faults: tuple[str, ...] = ()
+    """What broke a promise, a sentence each, at most 20."""
 
     @property
     def clean(self) -> bool:
@@ -113,7 +132,10 @@ def audit(evidence: Evidence) -> Report:
     ended = {job_id: end for job_id, end in evidence.ended.items() if job_id in kinds}
     failed = {job_id for job_id, end in ended.items() if end.state == "failed"}
     poison = {job_id for job_id, kind in kinds.items() if kind is Kind.POISON}
-    recoveries = list(_recoveries(evidence.lines, evidence.deaths))
+    taken = list(recoveries(evidence.lines, evidence.silences))
+    plain = [one.seconds for one in taken if not one.suspect and not one.again]
+    again = [one.seconds for one in taken if not one.suspect and one.again]
+    suspect = [one.seconds for one in taken if one.suspect]
     return Report(
         accepted=len(kinds),
         outcomes=len(ended),
@@ -123,18 +145,36 @@ def audit(evidence: Evidence) -> Report:
         wrong=sum(not _is_fair(kinds[job_id], end.state) for job_id, end in ended.items()),
         poison=len(failed & poison),
         poison_sent=len(poison),
-        recovery_s_max=_longest(recoveries, first=True),
-        suspect_s_max=_longest(recoveries, first=False),
-        recoveries=len(recoveries),
+        recovery_s_max=_longest(plain),
+        recovery_s_p50=round(median(plain), 3) if plain else 0.0,
+        recoveries=len(plain),
+        again_s_max=_longest(again),
+        again=len(again),
+        suspect_s_max=_longest(suspect),
+        suspects=len(suspect),
         waiting=evidence.waiting,
         pending=evidence.pending,
         states=dict(sorted(Counter(end.state for end in ended.values()).items())),
         exits={str(code): count for code, count in sorted(evidence.exits.items())},
+        faults=tuple(_faults(kinds, ended, _stored(evidence)))[:20],
     )
 
 
-def _longest(recoveries: Iterable[tuple[float, bool]], *, first: bool) -> float:
-    return round(max((seconds for seconds, is_first in recoveries if is_first is first), default=0.0), 3)
+def _longest(seconds: Sequence[float]) -> float:
+    return round(max(seconds, default=0.0), 3)
+
+
+def _faults(
+    kinds: Mapping[str, Kind], ended: Mapping[str, Ended], stored: Mapping[str, int]
+) -> Iterator[str]:
+    for job_id, kind in kinds.items():
+        end = ended.get(job_id)
+        if end is None:
+            yield f"{job_id} ({kind.value}) has no outcome"
+        elif (end.state == "failed") != (kind is Kind.POISON) or not _is_fair(kind, end.state):
+            yield f"{job_id} ({kind.value}) is {end.state} {end.code}".rstrip()
+        if stored[job_id] > 1:
+            yield f"{job_id} ({kind.value}) has {stored[job_id]} outcomes"
 
 
 def _stored(evidence: Evidence) -> Counter[str]:
@@ -154,26 +194,52 @@ def _is_fair(kind: Kind, state: str) -> bool:
             return True
 
 
-def _recoveries(lines: Sequence[Line], deaths: Iterable[Death]) -> Iterable[tuple[float, bool]]:
-    """For each job in hand at a kill and claimed again: the seconds in between, and whether it was its first crash."""
+class Recovery(Struct, frozen=True, kw_only=True):
+    """A job was lost with its worker, and ran on another."""
+
+    job_id: str
+    seconds: float
+    again: bool
+    """Something hit the job once more in between."""
+    suspect: bool
+    """It had been in hand at so many crashes that it had to wait for an engine of its own."""
+
+
+def recoveries(lines: Sequence[Line], silences: Iterable[Silence]) -> Iterator[Recovery]:
+    """For each job in hand when its worker fell silent that has run elsewhere since."""
     by_process: dict[str, list[Line]] = defaultdict(list)
     by_job: dict[str, list[Line]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: line.at):
         by_process[line.process].append(line)
         by_job[line.job_id].append(line)
-    for death in deaths:
-        for job_id in _in_hand(by_process[death.process]):
-            later = [line.at for line in by_job[job_id] if line.event == "job.claimed" and line.at > death.at]
-            earlier = sum(line.event == "job.claimed" and line.at <= death.at for line in by_job[job_id])
-            if later:
-                yield later[0] - death.at, earlier == 1
+    for silence in silences:
+        for job_id, attempt in _lost(by_process[silence.process], silence.at).items():
+            yield from _recovery(by_job[job_id], silence, attempt)
 
 
-def _in_hand(lines: Iterable[Line]) -> set[str]:
-    held: set[str] = set()
+def _recovery(lines: Sequence[Line], silence: Silence, attempt: int) -> Iterator[Recovery]:
+    claims: dict[str, Line] = {}
     for line in lines:
+        if line.at <= silence.at or line.process == silence.process:
+            continue
         if line.event == "job.claimed":
-            held.add(line.job_id)
-        elif line.event in ENDS:
-            held.discard(line.job_id)
+            claims[line.process] = line
+        elif line.event == "job.started" and (claim := claims.get(line.process)) is not None:
+            yield Recovery(
+                job_id=line.job_id,
+                seconds=line.at - silence.at,
+                again=claim.attempt > attempt + 1,
+                suspect=claim.losses >= SUSPECT,
+            )
+            return
+
+
+def _lost(lines: Iterable[Line], at: float) -> dict[str, int]:
+    """Jobs that a worker had in hand at that moment and did not bring to an end afterwards, and their attempts."""
+    held: dict[str, int] = {}
+    for line in lines:
+        if line.event == "job.claimed" and line.at <= at:
+            held[line.job_id] = line.attempt
+        elif line.event in ENDS and (line.at <= at or line.event not in DROPS):
+            held.pop(line.job_id, None)
     return held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 import msgspec
 
@@ -20,6 +21,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--server", choices=("valkey", "redis"), default="valkey", help="which server (valkey)"
     )
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the logs of workers and server there")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
 
 
@@ -31,7 +33,7 @@ def run(args: Namespace) -> int:
     plan = make_plan(args.jobs, args.seed, args.workers)
     if not args.json:
         print(_announcement(plan, args), flush=True)
-    report = asyncio.run(chaos(plan, args.workers, find_binary(args.server)))
+    report = asyncio.run(chaos(plan, args.workers, find_binary(args.server), keep=args.logs))
     if args.json:
         print(msgspec.json.encode(report).decode(), flush=True)
     else:
@@ -53,12 +55,19 @@ def render(report: Report) -> str:
         ("poison", report.poison, f"found out, of {report.poison_sent}"),
         ("left waiting", report.waiting, "must be 0"),
         ("left in hand", report.pending, "must be 0"),
-        ("recovery", f"{report.recovery_s_max:.1f} s", f"longest; a lease is {LEASE_S:g} s"),
-        ("of suspects", f"{report.suspect_s_max:.1f} s", f"longest; {report.recoveries} of both kinds"),
+        (
+            "recovery",
+            f"{report.recovery_s_max:.1f} s",
+            f"longest of {report.recoveries}, median {report.recovery_s_p50:.1f} s; a lease is {LEASE_S:g} s",
+        ),
+        ("hit again", f"{report.again_s_max:.1f} s", f"longest of {report.again}"),
+        ("of suspects", f"{report.suspect_s_max:.1f} s", f"longest of {report.suspects}"),
         ("ends of workers", "", exits),
     ]
     lines = [f"{name:<16}{value!s:>8}  {note}".rstrip() for name, value, note in rows]
-    return "\n".join([*lines, "", "every promise kept" if report.clean else "PROMISES BROKEN"])
+    return "\n".join(
+        [*lines, *report.faults, "", "every promise kept" if report.clean else "PROMISES BROKEN"]
+    )
 
 
 def _announcement(plan: Plan, args: Namespace) -> str:

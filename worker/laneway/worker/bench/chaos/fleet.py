@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from laneway.worker.bench.chaos.audit import Death, Line
+from laneway.worker.bench.chaos.audit import Line, Silence
 from laneway.worker.bench.chaos.plan import LEASE_S, STEP_S
 from laneway.worker.child import dying_with_us
 from laneway.worker.errors import EngineStartFailed
@@ -96,8 +96,8 @@ class Fleet:
     def __init__(self, urls: Sequence[str], folder: Path, entry: Sequence[str]) -> None:
         """One worker for each of `urls`, its server as it sees it."""
         self.workers = [Worker(number, url, folder, entry) for number, url in enumerate(urls)]
-        self.deaths: list[Death] = []
-        """Workers killed, with the names of their logs."""
+        self.silences: list[Silence] = []
+        """Workers killed and frozen."""
         self.exits: Counter[int] = Counter()
         """How workers ended that were not killed."""
         self._folder = folder
@@ -121,11 +121,14 @@ class Fleet:
         if worker.exit_code() is None:
             self._killed.add(worker.process_name)
             worker.send(signal.SIGKILL)
-            self.deaths.append(Death(process=worker.process_name, at=time.time()))
+            self.silences.append(Silence(process=worker.process_name, at=time.time()))
 
     async def freeze(self, number: int, seconds: float) -> None:
         """SIGSTOP a worker for so long."""
         worker = self.workers[number]
+        if worker.exit_code() is not None:
+            return
+        self.silences.append(Silence(process=worker.process_name, at=time.time()))
         worker.send(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -169,6 +172,8 @@ class _Logged(msgspec.Struct):
     event: str
     timestamp: datetime
     job_id: str = ""
+    attempt: int = 0
+    losses: int = 0
 
 
 _DECODER = msgspec.json.Decoder(_Logged)
@@ -183,5 +188,14 @@ def _read(log: Path) -> list[Line]:
             continue
         if logged.job_id:
             at = logged.timestamp.timestamp()
-            lines.append(Line(process=log.stem, at=at, event=logged.event, job_id=logged.job_id))
+            lines.append(
+                Line(
+                    process=log.stem,
+                    at=at,
+                    event=logged.event,
+                    job_id=logged.job_id,
+                    attempt=logged.attempt,
+                    losses=logged.losses,
+                )
+            )
     return lines

@@ -6,13 +6,13 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from pathlib import Path
 
 from laneway.producer import Producer, QueueFull, QueueUnavailable, SubmitUncertain
 from laneway.schemas.errors import LanewayError
 from laneway.schemas.ids import new_worker_id
-from laneway.schemas.outcome import Result
+from laneway.schemas.outcome import Failed, Outcome, Result
 from laneway.worker.bench.chaos.audit import Accepted, Ended, Evidence, Report, audit
 from laneway.worker.bench.chaos.fleet import Fleet
 from laneway.worker.bench.chaos.plan import Arrival, Fault, Kind, Plan, Strike
@@ -28,14 +28,18 @@ _QUIET_LOOKS = 6
 """Looks at empty lanes, a second apart: longer than any waiter needs to find its result."""
 
 
-async def chaos(plan: Plan, workers: int, binary: Path, entry: Sequence[str] = ENTRY) -> Report:
+async def chaos(
+    plan: Plan, workers: int, binary: Path, entry: Sequence[str] = ENTRY, keep: Path | None = None
+) -> Report:
     """Carry out `plan` on a server of its own and judge what is left. Every other worker sits behind a lossy wire.
+
+    The logs of workers and server go into the folder `keep`, or into one that is gone afterwards.
 
     Raises:
         EmbeddedServerFailed: the server did not start.
         EngineStartFailed: the workers did not.
     """
-    with tempfile.TemporaryDirectory(prefix="laneway-chaos-") as name:
+    with nullcontext(keep) if keep else tempfile.TemporaryDirectory(prefix="laneway-chaos-") as name:
         async with AsyncExitStack() as stack:
             folder = Path(name)
             server = ChaosServer(binary, folder / "server")
@@ -51,6 +55,10 @@ async def chaos(plan: Plan, workers: int, binary: Path, entry: Sequence[str] = E
                 Producer(server.url, check_model=False, outage_s=plan.limit_s)
             )
             return await Run(plan, server, wire, fleet, producer).report()
+
+
+def _code(outcome: Outcome) -> str:
+    return outcome.error.code if isinstance(outcome, Failed) else ""
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -154,11 +162,13 @@ class Run:
         return Evidence(
             accepted=self._accepted,
             ended={
-                job_id: Ended(state=result.state.value, by_worker=bool(result.worker))
+                job_id: Ended(
+                    state=result.state.value, by_worker=bool(result.worker), code=_code(result.outcome)
+                )
                 for job_id, result in self._results.items()
             },
             lines=await asyncio.to_thread(self._fleet.lines),
-            deaths=self._fleet.deaths,
+            silences=self._fleet.silences,
             waiting=waiting,
             pending=pending,
             exits=self._fleet.exits,

@@ -6,7 +6,7 @@
 --       6 '1': the engine is empty, take a group; '0': may I empty it?  7 crashes that make a suspect  8.. size of a group at that number of
 --       crashes, at one more, and so on; the last size holds for all further ones
 -- Reply {now ms, 1 if there are suspects for this worker, then per job as `pull`, with two words more:
---       crashes at which it was alone, 1 if it is alone now}
+--       weight of what happened while it was alone, 1 if it is alone now}
 local group, me, tag = ARGV[1], ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -48,7 +48,7 @@ for _, one in ipairs(found) do
   redis.call('HSET', record, 'state', 'claimed', 'owner', me, 'claimed', now, 'entry', item[1],
     'lane', string.match(lane, ':lane:(.+)$'), 'isolated', alone)
   redis.call('PEXPIRE', record, ARGV[4])
-  local more = redis.call('HMGET', record, 'failures', 'outputs', 'losses', 'alone')
+  local more = redis.call('HMGET', record, 'failures', 'outputs', 'losses', 'evidence')
   reply[#reply + 1] = {one[1], item[1], item[2], attempt, tonumber(more[1] or '0'), more[2] or '',
     redis.call('EXISTS', tag .. ':cancel:' .. one[3]), tonumber(more[3] or '0'), tonumber(more[4] or '0'), alone}
 end

@@ -5,12 +5,12 @@
 -- KEYS  1 held  2.. lanes, stage by stage
 -- ARGV  1 group  2 consumer  3 hash tag  4 total  5 record TTL ms  6 crashes that make a job a suspect, which waits
 --       with the consumer `suspects` for `isolate`  7 stages, then for each: lanes, cap
--- Reply {now ms, 1 if a lane or its group is missing, then per job
+-- Reply {now ms, 1 if a lane or its group is missing, ms until the next back-off ends or -1, then per job
 --       {index of its lane from 0, entry, fields, attempt, failures, outputs, cancelled, losses}}
 local group, me, tag, room, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local reply, missing, suspect = {now, 0}, 0, tonumber(ARGV[6])
+local reply, missing, suspect = {now, 0, -1}, 0, tonumber(ARGV[6])
 redis.call('SETRANGE', tag .. ':memory:none', 0, '') -- writes nothing; is refused where a result would be refused
 
 -- Back-offs that have passed: their entries wait with the consumer `held`, and go to the front with `returned`.
@@ -23,6 +23,8 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT
   end
   redis.call('ZREM', KEYS[1], member)
 end
+local due = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+if due[1] then reply[3] = math.max(0, tonumber(due[2]) - now) end
 
 local function take(index, lane, items)
   local taken = 0

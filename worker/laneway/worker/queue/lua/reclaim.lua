@@ -1,14 +1,27 @@
 -- Offer jobs again whose lease has lapsed: their entries go to the consumer `returned`, at the front of their lane.
 -- Needs no lock: moving an entry resets its idle time, so a second worker does not see it.
 --
+-- A suspect is noted as running before anything is done with it. One that is not was claimed by a worker that never
+-- heard of it (a lost reply) or was gone by then: nothing happened to it, and nothing is counted.
+--
 -- KEYS  1 bell  2 held  3.. lanes
 -- ARGV  1 group  2 hash tag  3 lease ms  4 most per lane  5 age ms at which a held entry counts as forgotten
---       6.. lane name and cursor (an entry id, exclusive; '-' to begin) for each lane
+--       6 crashes that make a job a suspect  7 weight of a silent loss alone
+--       8.. lane name and cursor (an entry id, exclusive; '-' to begin) for each lane
 -- Reply {jobs moved, 1 if a lane is missing, next cursor of each lane}
-local group, tag, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local group, tag, lease, suspect = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[6])
 local reply, moved, missing = {0, 0}, 0, 0
+
+local function lose(record)
+  local known = redis.call('HMGET', record, 'state', 'losses', 'isolated')
+  local begun = known[1] == 'running'
+  if begun or tonumber(known[2] or '0') < suspect then redis.call('HINCRBY', record, 'losses', 1) end
+  if begun and known[3] == '1' then redis.call('HINCRBY', record, 'evidence', ARGV[7]) end
+  redis.call('HSET', record, 'state', 'queued', 'owner', '')
+end
+
 for k = 3, #KEYS do
-  local lane, name, cursor = KEYS[k], ARGV[6 + 2 * (k - 3)], ARGV[7 + 2 * (k - 3)]
+  local lane, name, cursor = KEYS[k], ARGV[8 + 2 * (k - 3)], ARGV[9 + 2 * (k - 3)]
   local from = cursor == '-' and '-' or '(' .. cursor
   local lapsed = redis.pcall('XPENDING', lane, group, 'IDLE', lease, from, '+', ARGV[4])
   local last = '-'
@@ -28,11 +41,7 @@ for k = 3, #KEYS do
           for i = 1, #found[2], 2 do
             if found[2][i] == 'j' then
               local record = tag .. ':job:' .. found[2][i + 1]
-              if redis.call('EXISTS', record) == 1 then
-                redis.call('HINCRBY', record, 'losses', 1)
-                if redis.call('HGET', record, 'isolated') == '1' then redis.call('HINCRBY', record, 'alone', 1) end
-                redis.call('HSET', record, 'state', 'queued', 'owner', '')
-              end
+              if redis.call('EXISTS', record) == 1 then lose(record) end
             end
           end
           if moved < 32 then redis.call('LPUSH', KEYS[1], 1) end
