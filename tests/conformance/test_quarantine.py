@@ -11,7 +11,7 @@ from tests.support.installations import Installation, take
 from laneway.schemas.ids import JobId
 from laneway.schemas.outcome import JobError
 from laneway.schemas.state import JobState
-from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT
+from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT, SUSPECT, UNBEGUN
 from laneway.worker.ports import Claim, JobQueue, Settlement
 
 pytestmark = pytest.mark.unfinished
@@ -86,15 +86,20 @@ async def test_a_bystander_leaves_the_quarantine_by_completing(both_ends: Instal
     assert await queue.isolate(0, empty=True) is None
 
 
-async def test_one_worker_at_a_time_empties_its_engine_for_suspects(both_ends: Installation) -> None:
-    """The others go on; whoever has an empty engine already may take a group."""
+async def test_one_worker_at_a_time_is_appointed_to_the_suspects(both_ends: Installation) -> None:
+    """It stays so from group to group, until none is left; whoever has an empty engine anyway may take a group too."""
     first, second = await both_ends.queue("a"), await both_ends.queue("b")
-    await suspects(both_ends, first, 3)
+    await suspects(both_ends, first, 3 * GROUPS[0])
     assert await first.isolate(0, empty=False) == []
     assert await second.isolate(0, empty=False) is None
     assert await first.isolate(0, empty=False) == []
-    assert len(await group(second)) == 3
-    assert await first.isolate(0, empty=False) is None
+    assert len(await group(second)) == GROUPS[0]
+    assert len(await group(first)) == GROUPS[0]
+    assert await second.isolate(0, empty=False) is None
+    assert len(await group(first)) == GROUPS[0]
+    assert await group(first) == []
+    await suspects(both_ends, first, 1)
+    assert await second.isolate(0, empty=False) == []
 
 
 async def vanish(both_ends: Installation, queue: JobQueue, worker: str = "a") -> None:
@@ -147,6 +152,38 @@ async def test_a_suspect_of_which_its_worker_never_heard_is_not_weighed(both_end
         await vanish(both_ends, queue)
     (held,) = await group(queue)
     assert (held.losses, held.evidence, held.attempt) == (2, 0, 13)
+
+
+async def test_claims_that_nobody_began_count_as_a_crash_only_together(both_ends: Installation) -> None:
+    """One is a lost reply; so many of one job may be its own doing, too quick for the note that it had begun."""
+    queue = await both_ends.queue()
+    await both_ends.submit(make_job())
+    losses = []
+    for _ in range(SUSPECT * UNBEGUN):
+        (claim,) = await take(queue)
+        losses.append(claim.losses)
+        await both_ends.lapse("a")
+        assert await queue.reclaim() == 1
+    assert losses == [crash for crash in range(SUSPECT) for _ in range(UNBEGUN)]
+    assert await take(queue) == []
+    assert len(await group(queue)) == 1
+
+
+async def test_others_join_a_group_that_is_not_full_any_more(both_ends: Installation) -> None:
+    """As members complete: as many as the group may be, of equally many crashes, and for the appointed worker alone."""
+    queue, other = await both_ends.queue(), await both_ends.queue("b")
+    await suspects(both_ends, queue, 12)
+    assert await queue.isolate(0, empty=False) == []
+    held = await group(queue)
+    assert await queue.isolate(0, empty=True, beside=held) is None
+    for done in held[:3]:
+        await queue.settle(done, completed(done.job.id, attempt=done.attempt))
+    assert await other.isolate(0, empty=True, beside=held[3:]) is None
+    more = await queue.isolate(0, empty=True, beside=held[3:]) or []
+    assert [claim.isolated for claim in more if isinstance(claim, Claim)] == [False] * 3
+    await crash(other, await group(other))
+    await take(other)
+    assert await queue.isolate(0, empty=True, beside=held[4:]) is None
 
 
 async def test_a_suspect_handed_back_is_not_weighed(both_ends: Installation) -> None:

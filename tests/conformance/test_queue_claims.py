@@ -210,7 +210,7 @@ async def test_a_lapsed_lease_offers_the_job_again_in_front(both_ends: Installat
     dead, alive = await both_ends.queue("dead"), await both_ends.queue("alive", lease_s=SHORT_LEASE_S)
     first, later = make_job(), make_job()
     await both_ends.submit(first)
-    await take(dead)
+    await dead.start(*await take(dead))
     await both_ends.submit(later)
     assert await reclaimed(alive) == 1
     record = await both_ends.record(first.id)

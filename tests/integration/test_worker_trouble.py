@@ -84,6 +84,24 @@ async def test_a_suspect_is_noted_as_running_before_anything_is_done_with_it(
     assert states == [JobState.RUNNING]
 
 
+async def test_an_engine_that_happens_to_be_empty_runs_what_is_beyond_suspicion_first(
+    ends: Installation,
+) -> None:
+    """A worker that comes up after a crash serves the others; it takes suspects when nothing else waits."""
+    suspect, plain = make_job(), make_job()
+    await ends.submit(suspect)
+    queue = await ends.queue("b")
+    for _ in range(SUSPECT):
+        (claim,) = await take(queue)
+        await queue.lose(claim, JobError(code="engine_died", message=""))
+    assert await take(queue) == []
+    await ends.submit(plain)
+    async with serving(ends) as worker:
+        for job in (suspect, plain):
+            assert isinstance((await result_of(ends, job)).outcome, Completed)
+        assert [fact.job_id for fact in worker.told("job.claimed")] == [plain.id, suspect.id]
+
+
 async def test_a_job_that_never_succeeds_is_failed_and_kept_aside(ends: Installation) -> None:
     """Attempts used up: an outcome for whoever waits, and a dead letter for whoever looks into it."""
     job = make_job(metadata={"fake": "fail"}, attempts={"max_attempts": 2, "backoff_ms": 10})

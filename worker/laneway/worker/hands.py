@@ -89,6 +89,10 @@ class Hands:
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._hands
 
+    def claims(self) -> list[Claim]:
+        """The jobs in hand."""
+        return [hand.claim for hand in self._hands.values()]
+
     def ledger(self) -> Ledger:
         """Seats of the engine and who has them."""
         return Ledger(

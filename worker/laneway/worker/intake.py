@@ -50,10 +50,10 @@ class Intake:
         self._turn = 0
         self._asking = set(range(settings.partitions))
         """Partitions to be asked for suspects as soon as the engine is empty: it is now."""
-        self._emptying = False
-        """Nothing is claimed, so that the engine becomes empty."""
-        self._isolating = False
-        """A group of suspects has the engine to itself."""
+        self._appointed = False
+        """Nothing but suspects is claimed: the engine is to become empty for them, or has been."""
+        self._isolating: int | None = None
+        """Partition of the suspects that have the engine to themselves."""
         self.looked_at = time.monotonic()
         """When the loop last went round, whether or not the server answered."""
 
@@ -89,11 +89,19 @@ class Intake:
                 await self._sleep(pause.next())
 
     async def claim(self) -> bool:
-        """One round over all partitions. True: there may be more where that came from, and room for it."""
+        """One round over all partitions. True: there may be more where that came from, and room for it.
+
+        Suspects come first where this worker was appointed to them, and last where its engine just happens to be empty.
+        """
+        if self._isolating is not None and len(self._hands):
+            return await self._join(self._isolating)
+        self._isolating = None
+        more = False if self._appointed else await self._claim()
         if self._asking and not len(self._hands):
             return await self._isolate()
-        if self._emptying or self._isolating:
-            return False
+        return more
+
+    async def _claim(self) -> bool:
         partitions = self._settings.partitions
         self._turn += 1
         for step in range(partitions):
@@ -120,18 +128,28 @@ class Intake:
             return False
         sent_at, partition = time.monotonic(), min(self._asking)
         group = await self._link(self._queue.isolate(partition, empty=True))
-        self._emptying, self._isolating = False, bool(group)
         if not group:
             self._asking.discard(partition)
+            self._appointed = False
             return True
+        self._isolating = partition
         await self._take(group, sent_at)
+        return False
+
+    async def _join(self, partition: int) -> bool:
+        """Others join the suspects in hand, whose group is not full any more, unless one of them is to be alone."""
+        group = self._hands.claims()
+        if self._appointed and not self._closed.is_set() and not any(claim.isolated for claim in group):
+            sent_at = time.monotonic()
+            more = await self._link(self._queue.isolate(partition, empty=True, beside=group))
+            await self._take(more or (), sent_at)
         return False
 
     async def _wait(self) -> None:
         """Until the bell rings, room changes, a back-off ends or a poll is due. The bell is left to others while there is no seat."""
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._changed.wait())}
         listening = self._hands.ledger().free > 0 and not self._lease.stuck
-        listening = listening and not (self._emptying or self._isolating)
+        listening = listening and not self._appointed and self._isolating is None
         if listening:
             if self._bell is None:
                 self._bell = asyncio.create_task(self._link(self._queue.wait(POLL_S)))
@@ -171,13 +189,15 @@ class Intake:
     async def look_for_suspects(self) -> None:
         """Find out whether this worker's engine is to be emptied for suspects. Raises `QueueUnavailable`."""
         for partition in range(self._settings.partitions):
-            if self._isolating or (self._emptying and partition not in self._asking):
+            if self._isolating not in (None, partition) or (
+                self._appointed and partition not in self._asking
+            ):
                 continue
             if len(self._hands):
                 wanted = await self._link(self._queue.isolate(partition, empty=False)) is not None
-                if not wanted and not self._emptying:
+                if not wanted and not self._appointed:
                     continue
-                self._emptying = wanted
+                self._appointed = wanted
             self._asking.add(partition)
             self.room_changed()
 

@@ -103,11 +103,14 @@ class JobQueue(Protocol):
     async def claim(self, plan: ClaimPlan) -> list[Claim | Unreadable]:
         """Take waiting jobs as planned, each under a new lease. Jobs that have a result already are dropped."""
 
-    async def isolate(self, partition: int, *, empty: bool) -> list[Claim | Unreadable] | None:
+    async def isolate(
+        self, partition: int, *, empty: bool, beside: Sequence[Claim] = ()
+    ) -> list[Claim | Unreadable] | None:
         """Look for suspects, jobs that were in hand at more than one crash: `claim` leaves them alone.
 
-        With `empty`, a group of them to run with nothing else in the engine. Without, an empty list: this worker is to
-        let its engine run empty and ask again; only one at a time is. None: there are no suspects, or others see to them.
+        With `empty`, suspects to run with nothing else in the engine than those of `beside`, a group that was not full.
+        Without, an empty list: this worker is appointed to let its engine run empty and ask again; only one at a time is,
+        and asking keeps it so. None: there are no suspects for this worker, or another is appointed.
         """
 
     async def reclaim(self) -> int:

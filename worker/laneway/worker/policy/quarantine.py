@@ -11,6 +11,10 @@ from __future__ import annotations
 SUSPECT = 2
 """Crashes with a job in hand that make it a suspect."""
 
+UNBEGUN = 3
+"""Leases that lapse before the attempt has begun, as far as anybody noted, and count as one crash: a reply was lost, or
+the job took its worker down before the note got out. A suspect is noted before anything is done with it."""
+
 GROUPS = (8, 2, 1)
 """Suspects that share an engine at the second, third, and every later crash. From batches of 32, three crashes
 isolate a killer; halving instead (16, 8, 4, 2, 1) takes five, and every crash costs an engine start of 30 to 120 s."""

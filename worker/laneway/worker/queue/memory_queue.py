@@ -15,7 +15,7 @@ from laneway.schemas.record import JobRecord
 from laneway.schemas.state import JobState
 from laneway.worker.errors import QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
-from laneway.worker.policy.quarantine import SEEN, SILENT, SUSPECT, group_size
+from laneway.worker.policy.quarantine import SEEN, SILENT, SUSPECT, UNBEGUN, group_size
 from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.entries import RawEntry, read_entry, unreadable_result
 from laneway.worker.queue.memory import PLACES, DeadLetter, Entry, MemoryServer, first_of
@@ -86,29 +86,32 @@ class MemoryQueue:
         record = self._server.records.get(entry.job_id) if entry.job_id is not None else None
         return record.losses if record is not None else 0
 
-    async def isolate(self, partition: int, *, empty: bool) -> list[Claim | Unreadable] | None:
+    async def isolate(
+        self, partition: int, *, empty: bool, beside: Sequence[Claim] = ()
+    ) -> list[Claim | Unreadable] | None:
         """See `JobQueue.isolate`."""
-        part = (self._tag, partition)
-        emptier, until = self._server.quarantines.get(part, (self._worker, 0.0))
-        if emptier == self._worker and empty:
-            self._server.quarantines.pop(part, None)
-        if emptier != self._worker and until > self._server.clock() and not empty:
+        part, now = (self._tag, partition), self._server.clock()
+        appointed, until = self._server.quarantines.get(part, (self._worker, 0.0))
+        others = appointed != self._worker and until > now
+        if others and (beside or not empty):
             return None
-        suspects = [
-            entry
-            for entry in self._entries()
-            if entry.owner == SUSPECTS and entry.lane.partition == partition
-        ]
-        if not suspects:
+        waiting = [e for e in self._entries() if e.owner == SUSPECTS and e.lane.partition == partition]
+        if not waiting:
+            if empty and not beside and not others:
+                self._server.quarantines.pop(part, None)
             return None
-        if not empty:
-            self._server.quarantines[part] = (self._worker, self._server.clock() + 2 * self._lease_s)
+        if not others:
+            self._server.quarantines[part] = (self._worker, now + 2 * self._lease_s)
+        return self._group(waiting, beside) or None if empty else []
+
+    def _group(self, waiting: Sequence[Entry], beside: Sequence[Claim]) -> list[Claim | Unreadable]:
+        most = max(self._losses(entry) for entry in waiting)
+        if beside and beside[0].losses != most:
             return []
-        losses = self._losses(suspects[0])
-        same = [entry for entry in suspects if self._losses(entry) == losses]
-        group = same[: group_size(losses)]
+        same = [entry for entry in waiting if self._losses(entry) == most]
+        group = same[: max(0, (group_size(most) or 0) - len(beside))]
         for entry in group:
-            self._server.isolated[entry.id] = len(group) == 1
+            self._server.isolated[entry.id] = len(group) + len(beside) == 1
         return [self._take(entry) for entry in group]
 
     def _take(self, entry: Entry) -> Claim | Unreadable:
@@ -156,10 +159,11 @@ class MemoryQueue:
             record = self._server.records.get(entry.job_id) if entry.job_id is not None else None
             if record is None:
                 continue
-            begun = record.state is JobState.RUNNING
-            if begun:
+            if record.state is JobState.RUNNING:
                 self._weigh(entry, SILENT)
-            losses = record.losses + (begun or record.losses < SUSPECT)
+                losses = record.losses + 1
+            else:
+                losses = record.losses + self._count_unbegun(record)
             self._server.update(record.job_id, state=JobState.QUEUED, owner="", losses=losses)
         if lapsed:
             self._server.ring()
@@ -167,6 +171,13 @@ class MemoryQueue:
 
     def _is_lapsed(self, entry: Entry) -> bool:
         return entry.owner not in PLACES and self._server.clock() - entry.touched >= self._lease_s
+
+    def _count_unbegun(self, record: JobRecord) -> bool:
+        """Whether this makes it a crash."""
+        if record.losses >= SUSPECT:
+            return False
+        count = self._server.unbegun[record.job_id] = self._server.unbegun.get(record.job_id, 0) + 1
+        return count % UNBEGUN == 0
 
     def _weigh(self, entry: Entry, weight: int) -> None:
         if self._server.isolated.get(entry.id):

@@ -22,7 +22,7 @@ from laneway.schemas.record import OUTPUT_EVENTS
 from laneway.schemas.script import Script
 from laneway.worker.errors import QueueUnavailable, QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
-from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT, SUSPECT
+from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT, SUSPECT, UNBEGUN
 from laneway.worker.policy.retry import MAX_BACKOFF_MS
 from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.admin import check_fit, server_facts
@@ -178,13 +178,16 @@ class RedisQueue:
         bodies = await self._bodies(part, raws)
         return [read_entry(raw, bodies.get(raw.job_id or JobId(""), raw.data), now_ms) for raw in raws]
 
-    async def isolate(self, partition: int, *, empty: bool) -> list[Claim | Unreadable] | None:
+    async def isolate(
+        self, partition: int, *, empty: bool, beside: Sequence[Claim] = ()
+    ) -> list[Claim | Unreadable] | None:
         """See `JobQueue.isolate`."""
         part, order = self._parts[partition], lanes(partition)
         mine_ms = _ms(QUARANTINE_LEASES * self._options.lease_s)
-        words = [GROUP, self._worker, part.tag, _ms(self._options.job_ttl_s), mine_ms, int(empty), SUSPECT]
+        words = [GROUP, self._worker, part.tag, _ms(self._options.job_ttl_s), mine_ms, int(empty)]
+        group = [len(beside), max((claim.losses for claim in beside), default=0)]
         keys = [part.quarantine, *(part.lane(lane) for lane in order)]
-        reply = await self._run("isolate", keys, [*words, *GROUPS])
+        reply = await self._run("isolate", keys, [*words, *group, SUSPECT, *GROUPS])
         return await self._read(part, order, reply[0], reply[2:]) if reply[1] else None
 
     async def _bodies(self, part: PartitionKeys, raws: Sequence[RawEntry]) -> dict[JobId, bytes | None]:
@@ -202,7 +205,7 @@ class RedisQueue:
             cursors = [word for lane in order for word in (lane.name, self._cursors.get(lane, "-"))]
             keys = [part.bell, part.held, *(part.lane(lane) for lane in order)]
             words = [GROUP, part.tag, _ms(self._options.lease_s), RECLAIM_WINDOW, 2 * MAX_BACKOFF_MS]
-            reply = await self._run("reclaim", keys, [*words, SUSPECT, SILENT, *cursors])
+            reply = await self._run("reclaim", keys, [*words, SUSPECT, SILENT, UNBEGUN, *cursors])
             moved += reply[0]
             self._cursors.update(zip(order, (word.decode() for word in reply[2:]), strict=True))
             if reply[1]:

@@ -1,13 +1,15 @@
 -- Offer jobs again whose lease has lapsed: their entries go to the consumer `returned`, at the front of their lane.
 -- Needs no lock: moving an entry resets its idle time, so a second worker does not see it.
 --
--- A suspect is noted as running before anything is done with it. One that is not was claimed by a worker that never
--- heard of it (a lost reply) or was gone by then: nothing happened to it, and nothing is counted.
+-- A job that is not noted as running was claimed by a worker that never heard of it (a lost reply), or was gone before
+-- the note got out: it takes several of those to count as a crash. For a suspect the note comes before anything is done
+-- with it, and nothing is counted.
 --
 -- KEYS  1 bell  2 held  3.. lanes
 -- ARGV  1 group  2 hash tag  3 lease ms  4 most per lane  5 age ms at which a held entry counts as forgotten
 --       6 crashes that make a job a suspect  7 weight of a silent loss alone
---       8.. lane name and cursor (an entry id, exclusive; '-' to begin) for each lane
+--       8 lapses before the attempt began that count as a crash
+--       9.. lane name and cursor (an entry id, exclusive; '-' to begin) for each lane
 -- Reply {jobs moved, 1 if a lane is missing, next cursor of each lane}
 local group, tag, lease, suspect = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[6])
 local reply, moved, missing = {0, 0}, 0, 0
@@ -15,13 +17,14 @@ local reply, moved, missing = {0, 0}, 0, 0
 local function lose(record)
   local known = redis.call('HMGET', record, 'state', 'losses', 'isolated')
   local begun = known[1] == 'running'
-  if begun or tonumber(known[2] or '0') < suspect then redis.call('HINCRBY', record, 'losses', 1) end
+  local unbegun = not begun and tonumber(known[2] or '0') < suspect and redis.call('HINCRBY', record, 'unbegun', 1)
+  if begun or (unbegun and unbegun % tonumber(ARGV[8]) == 0) then redis.call('HINCRBY', record, 'losses', 1) end
   if begun and known[3] == '1' then redis.call('HINCRBY', record, 'evidence', ARGV[7]) end
   redis.call('HSET', record, 'state', 'queued', 'owner', '')
 end
 
 for k = 3, #KEYS do
-  local lane, name, cursor = KEYS[k], ARGV[8 + 2 * (k - 3)], ARGV[9 + 2 * (k - 3)]
+  local lane, name, cursor = KEYS[k], ARGV[9 + 2 * (k - 3)], ARGV[10 + 2 * (k - 3)]
   local from = cursor == '-' and '-' or '(' .. cursor
   local lapsed = redis.pcall('XPENDING', lane, group, 'IDLE', lease, from, '+', ARGV[4])
   local last = '-'
