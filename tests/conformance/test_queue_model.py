@@ -26,7 +26,8 @@ from tests.support.installations import Installation, MemoryInstallation, RedisI
 
 from laneway.schemas.ids import JobId
 from laneway.schemas.outcome import Cancelled, JobError
-from laneway.worker.ports import Claim, JobQueue, Settlement
+from laneway.schemas.record import Kept
+from laneway.worker.ports import Addition, Claim, JobQueue, Settlement
 
 WORKERS = ("a", "b", "c")
 ERROR = JobError(code="engine_died", message="the engine died")
@@ -43,6 +44,8 @@ class Known(Struct):
     """Text of its outcome; empty for a cancel."""
     ended_by: int | None = None
     """Attempt that stored the outcome; 0 for a cancel."""
+    kept: tuple[Kept, ...] = ()
+    """Token events for the next attempt."""
     given_up: int = 0
     """Attempt that last offered it again."""
 
@@ -99,8 +102,24 @@ class Life(RuleBasedStateMachine):
             assert known.text is None, "a job that has ended was claimed"
             assert claim.attempt == known.attempt + 1
             assert claim.failures == known.failures
+            assert claim.kept == known.kept
             known.attempt = claim.attempt
             self.claims.append((worker, claim))
+
+    @precondition(lambda self: self.claims)
+    @rule(pick=picks, count=st.integers(1, 3), repeated=st.integers(0, 2))
+    def keep(self, pick: int, count: int, repeated: int) -> None:
+        worker, claim = self.claims[pick % len(self.claims)]
+        known = self.jobs.get(claim.job.id, Known())
+        own = known.kept if known.attempt == claim.attempt else claim.kept
+        first = max(len(claim.kept), len(own) - repeated)
+        more = tuple(Kept(attempt=claim.attempt, text=str(n)) for n in range(first, len(own) + count))
+        (length,) = self.do(self.queues[worker].keep([Addition(claim, first, more)]))
+        if length == first + len(more) and known.text is None:
+            assert claim.attempt == known.attempt, "a former owner added to an answer"
+            known.kept = own[:first] + more
+        elif length >= 0 and known.text is None:
+            assert claim.job.id not in self.jobs, "events vanished"
 
     @precondition(lambda self: self.claims)
     @rule(pick=picks)

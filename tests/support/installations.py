@@ -63,6 +63,9 @@ class Installation(Protocol):
     async def record(self, job_id: JobId) -> JobRecord | None:
         """A job's record."""
 
+    async def kept(self, job_id: JobId) -> int:
+        """How many token events of a job are kept."""
+
     async def cancel(self, job_id: JobId) -> str:
         """Cancel a job; the state that the server names."""
 
@@ -115,6 +118,9 @@ class MemoryInstallation:
     async def record(self, job_id: JobId) -> JobRecord | None:
         return self.server.record(job_id)
 
+    async def kept(self, job_id: JobId) -> int:
+        return len(self.server.kept.get(job_id, ()))
+
     async def cancel(self, job_id: JobId) -> str:
         state = self.server.cancel(job_id)
         return state.value if state else ""
@@ -141,9 +147,10 @@ class MemoryInstallation:
         return
 
     async def flush(self) -> None:
-        for kept in (self.server.lanes, self.server.records, self.server.results, self.server.settled):
-            kept.clear()
-        self.server.cancels.clear()
+        server = self.server
+        for known in (server.lanes, server.records, server.results, server.settled, server.kept):
+            known.clear()
+        server.cancels.clear()
 
     async def close(self) -> None:
         return
@@ -238,11 +245,15 @@ class RedisInstallation:
     async def record(self, job_id: JobId) -> JobRecord | None:
         return read_record(job_id, await self.client.hgetall(self.keys.of_job(job_id).job(job_id)))
 
+    async def kept(self, job_id: JobId) -> int:
+        length: int = await self.client.llen(self.keys.of_job(job_id).kept(job_id))
+        return length
+
     async def cancel(self, job_id: JobId) -> str:
         part = self.keys.of_job(job_id)
         keys = [
             part.job(job_id), part.cancel(job_id), part.control, part.result(job_id), part.body(job_id), part.load,
-            part.held,
+            part.held, part.kept(job_id),
         ]  # fmt: skip
         result = wire.encode(Result(job_id=job_id, outcome=Cancelled()))
         words = [part.tag, GROUP, TTL_MS, wire.encode(CancelJob(job_id=job_id)), result, TTL_MS]

@@ -48,6 +48,7 @@ class Steering:
             at.body(job_id),
             at.load,
             at.held,
+            at.kept(job_id),
         ]
         arguments = (
             at.tag,

@@ -14,6 +14,8 @@ class Started(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="starte
     attempt: int
     resumes_at: int = 0
     """Sequence number of its first token event: above 0 where it goes on from the tokens of an earlier attempt."""
+    origin: int = 0
+    """Attempt that token event 0 of this answer comes from, where `resumes_at` is above 0."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):

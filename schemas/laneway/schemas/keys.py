@@ -95,6 +95,10 @@ class PartitionKeys(Struct, frozen=True):
         """String: the one outcome of a job. TTL."""
         return f"{self.tag}:result:{job_id}"
 
+    def kept(self, job_id: JobId) -> str:
+        """List: the token events of a job's answer so far (`Kept`), for the attempt after this. Gone when settled, TTL."""
+        return f"{self.tag}:kept:{job_id}"
+
     def cancel(self, job_id: JobId) -> str:
         """String: somebody asked to cancel the job. TTL."""
         return f"{self.tag}:cancel:{job_id}"

@@ -25,6 +25,36 @@ OUTPUT_EVENTS = "e"
 """Field of an output stream's entry: `wire.encode` of the events that one engine step had for this output."""
 
 
+class Kept(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={
+        "attempt": "a",
+        "text": "t",
+        "token_ids": "i",
+        "finish_reason": "f",
+        "stop_reason": "s",
+        "first_token_ms": "m",
+        "lora_digest": "l",
+    },
+):
+    """A token event of an answer in the making. Its place in the list under `PartitionKeys.kept` is its `seq`."""
+
+    attempt: int
+    """Attempt that generated it. That of event 0 is where the answer began."""
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    """On the last event of an answer that came to its natural end."""
+    stop_reason: str | int | None = None
+    first_token_ms: int = 0
+    """On event 0: when it was generated, in milliseconds of Redis' clock since 1970."""
+    lora_digest: str = ""
+    """On event 0: content digest of the adapter that answers."""
+
+
 class JobRecord(Struct, frozen=True, kw_only=True):
     """The hash under `PartitionKeys.job`. It may vanish (its TTL, a flush): then only the result counts."""
 

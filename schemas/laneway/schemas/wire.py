@@ -16,6 +16,7 @@ from laneway.schemas.errors import UnreadableEntry
 from laneway.schemas.events import Event
 from laneway.schemas.job import Job
 from laneway.schemas.outcome import Result
+from laneway.schemas.record import Kept
 
 VERSION = 1
 """Format of a job on the wire. Raised only when an older worker could no longer understand a job."""
@@ -36,6 +37,7 @@ _envelope = msgspec.msgpack.Decoder(_Envelope)
 _job = msgspec.msgpack.Decoder(Job)
 _result = msgspec.msgpack.Decoder(Result)
 _events = msgspec.msgpack.Decoder(tuple[Event, ...])
+_kept = msgspec.msgpack.Decoder(Kept)
 _model = msgspec.msgpack.Decoder(ModelCard)
 _worker = msgspec.msgpack.Decoder(WorkerCard)
 _control = msgspec.msgpack.Decoder(Control)
@@ -58,8 +60,9 @@ def decode_job(data: bytes) -> Job:
     return _decode(_job, bytes(envelope.job), "job")
 
 
-def encode(value: Result | ModelCard | WorkerCard | Control | Sequence[Event]) -> bytes:
-    """Everything that is not a job: results, cards, control messages, and the events of one engine step."""
+def encode(value: Result | ModelCard | WorkerCard | Control | Kept | Sequence[Event]) -> bytes:
+    """Everything that is not a job: results, cards, control messages, token events that are kept, and the events of one
+    engine step."""
     return _encoder.encode(value)
 
 
@@ -71,6 +74,11 @@ def decode_result(data: bytes) -> Result:
 def decode_events(data: bytes) -> tuple[Event, ...]:
     """The events that one engine step had for one consumer."""
     return _decode(_events, data, "events")
+
+
+def decode_kept(data: bytes) -> Kept:
+    """A token event that was kept."""
+    return _decode(_kept, data, "kept event")
 
 
 def decode_model(data: bytes) -> ModelCard:

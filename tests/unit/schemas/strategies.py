@@ -26,6 +26,7 @@ from laneway.schemas import (
 )
 from laneway.schemas.ids import new_job_id
 from laneway.schemas.outcome import TokenLogprob
+from laneway.schemas.record import Kept
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 some_text = text.filter(bool)
@@ -130,6 +131,16 @@ results = st.builds(
     extra=mapping,
 )
 _attempts = st.integers(1, 9)
+kept = st.builds(
+    Kept,
+    attempt=st.integers(1, 9),
+    text=text,
+    token_ids=token_ids,
+    finish_reason=st.sampled_from([None, "stop", "length"]),
+    stop_reason=st.none() | st.integers(0, 2**31 - 1),
+    first_token_ms=st.integers(0, 2**50),
+    lora_digest=text,
+)
 events = st.one_of(
     st.builds(Started, job_id=job_ids, attempt=_attempts),
     st.builds(

@@ -8,16 +8,18 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.unit.schemas.strategies import SOME_ID, events, jobs, mapping, results
+from tests.unit.schemas.strategies import SOME_ID, events, jobs, kept, mapping, results
 
 from laneway.schemas import Event, Job, Result, UnreadableEntry
 from laneway.schemas.cards import AttachJob, CancelJob, ModelCard, WorkerCard
 from laneway.schemas.ids import WorkerId
+from laneway.schemas.record import Kept
 from laneway.schemas.wire import (
     VERSION,
     decode_control,
     decode_events,
     decode_job,
+    decode_kept,
     decode_model,
     decode_result,
     decode_worker,
@@ -25,13 +27,27 @@ from laneway.schemas.wire import (
     encode_job,
 )
 
-DECODERS = [decode_job, decode_result, decode_events, decode_model, decode_worker, decode_control]
+DECODERS = [
+    decode_job,
+    decode_result,
+    decode_events,
+    decode_model,
+    decode_worker,
+    decode_control,
+    decode_kept,
+]
 
 
 @given(jobs())
 def test_a_job_survives_the_wire(job: Job) -> None:
     """Whatever an application may ask for arrives unchanged."""
     assert decode_job(encode_job(job)) == job
+
+
+@given(kept)
+def test_what_is_kept_survives_the_wire(event: Kept) -> None:
+    """An attempt reads of an earlier one what that one had."""
+    assert decode_kept(encode(event)) == event
 
 
 @given(results)

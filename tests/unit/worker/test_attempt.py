@@ -16,12 +16,13 @@ from laneway.schemas.keys import lanes
 from laneway.schemas.outcome import Cancelled, Completed, Expired, Failed, Outcome
 from laneway.schemas.sampling import Sampling
 from laneway.worker.adapters import AdapterShelf
-from laneway.worker.attempt import Attempt, DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
+from laneway.worker.attempt import Attempt
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.errors import JobRefused
 from laneway.worker.policy.quarantine import PROOF, SEEN
 from laneway.worker.ports import Adapter, Claim
 from laneway.worker.telemetry import Fact, Telemetry
+from laneway.worker.verdicts import DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
 
 SQL = AdapterId("sql")
 

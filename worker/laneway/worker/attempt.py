@@ -11,9 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from enum import Enum
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from laneway.schemas.build import check_job
@@ -31,102 +29,19 @@ from laneway.schemas.outcome import (
     Outcome,
     Result,
     Timeline,
-    TokenLogprob,
     Usage,
 )
 from laneway.worker.adapters import AdapterShelf
+from laneway.worker.answer import NATURAL_ENDS, Answer
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
 from laneway.worker.policy.quarantine import SEEN, is_guilty
 from laneway.worker.policy.retry import RetryAfter, after_failure
 from laneway.worker.ports import Adapter, Claim, Engine, Piece, Prepared
 from laneway.worker.telemetry import Telemetry
+from laneway.worker.verdicts import DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
 
-NATURAL_ENDS = frozenset({"stop", "length"})
-"""Finish reasons of a completion. Whatever else an engine says, above all `abort`, is none."""
 ABORT_S = 1.0
 """Patience with an engine that is to stop a run: a hung one never answers."""
-
-
-class Stop(Enum):
-    """Why an attempt is broken off."""
-
-    CANCEL = "cancel"
-    DEADLINE = "deadline"
-    LOST = "lost"
-    """The lease is gone: the job is somebody else's."""
-    HAND_BACK = "hand_back"
-    """The worker ends, unhurried."""
-    ENGINE_DIED = "engine_died"
-
-
-class Settle(Struct, frozen=True):
-    """Store the result and remove the job from its lane."""
-
-    result: Result
-
-
-class Retry(Struct, frozen=True):
-    """Offer the job again later; the attempt counts as failed."""
-
-    error: JobError
-    delay_ms: int
-
-
-class Lose(Struct, frozen=True):
-    """The engine died with the job in it, and with others: offer it again at once, as one of the suspects."""
-
-    error: JobError
-
-
-class DeadLetter(Struct, frozen=True):
-    """Attempts are used up: store the failure and keep the job aside."""
-
-    result: Result
-
-
-class HandBack(Struct, frozen=True):
-    """Return the job to its lane unharmed."""
-
-
-class Drop(Struct, frozen=True):
-    """Do nothing: the job is not this worker's any more."""
-
-
-Verdict = Settle | Retry | Lose | DeadLetter | HandBack | Drop
-
-
-class Answer:
-    """One of the `n` answers of a job, growing piece by piece."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self.last: Piece = Piece()
-
-    def add(self, piece: Piece) -> None:
-        """Append what a step brought."""
-        self._text.append(piece.text)
-        self._token_ids += piece.token_ids
-        self._logprobs += piece.logprobs or ()
-        self.last = piece
-
-    @property
-    def tokens(self) -> int:
-        """Tokens so far."""
-        return len(self._token_ids)
-
-    def choice(self) -> Choice:
-        """What there is of it, for an outcome."""
-        reason = self.last.finish_reason
-        return Choice(
-            index=self.last.index,
-            text="".join(self._text),
-            token_ids=tuple(self._token_ids),
-            finish_reason=reason if reason in NATURAL_ENDS else None,
-            stop_reason=self.last.stop_reason,
-            logprobs=tuple(self._logprobs) or None,
-        )
 
 
 class Attempt:

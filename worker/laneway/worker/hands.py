@@ -13,7 +13,7 @@ from laneway.schemas.ids import JobId, WorkerId
 from laneway.schemas.job import SloClass
 from laneway.schemas.outcome import Result, Usage
 from laneway.worker.adapters import AdapterShelf
-from laneway.worker.attempt import Attempt, DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
+from laneway.worker.attempt import Attempt
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
@@ -22,6 +22,7 @@ from laneway.worker.policy.quarantine import SUSPECT
 from laneway.worker.ports import Claim, Engine, JobQueue, Settlement
 from laneway.worker.publisher import Publisher
 from laneway.worker.telemetry import Telemetry
+from laneway.worker.verdicts import DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
 
 T = TypeVar("T")
 

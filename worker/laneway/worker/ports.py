@@ -18,6 +18,7 @@ from laneway.schemas.ids import AdapterId, JobId
 from laneway.schemas.job import Job
 from laneway.schemas.keys import Lane
 from laneway.schemas.outcome import JobError, Result, TokenLogprob
+from laneway.schemas.record import Kept
 from laneway.worker.policy.admission import ClaimPlan
 
 # --- the queue ---------------------------------------------------------------
@@ -50,6 +51,16 @@ class Claim(Struct, frozen=True, kw_only=True):
     """Somebody had asked to cancel the job before it was claimed."""
     outputs: tuple[str, ...] = ()
     """Output streams that want its events."""
+    kept: tuple[Kept, ...] = ()
+    """Token events of earlier attempts, from the first on: where the answer may go on."""
+
+
+class Addition(Struct, frozen=True):
+    """Token events of a job in hand that are to be kept, beginning with the one numbered `first`."""
+
+    claim: Claim
+    first: int
+    events: Sequence[Kept]
 
 
 class Unreadable(Struct, frozen=True, kw_only=True):
@@ -129,6 +140,14 @@ class JobQueue(Protocol):
     async def start(self, claim: Claim) -> None:
         """Record that the attempt has begun (state `running`): for a suspect before anything is done with it, for others
         as it enters the engine. Best effort."""
+
+    async def keep(self, additions: Sequence[Addition]) -> list[int]:
+        """Keep token events of jobs in hand for later attempts. A `first` of 0 begins anew; repeating an addition changes
+        nothing; nothing is kept beyond a gap, or of a job that has ended.
+
+        Returns for each how many events are kept now: less than `first` and its own where earlier ones have vanished;
+        -1 where the job is not this worker's any more: then nothing was added.
+        """
 
     async def settle(self, claim: Claim, result: Result) -> Settlement:
         """Store the result first, then remove the job from its lane, in one step."""

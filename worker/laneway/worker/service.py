@@ -11,7 +11,6 @@ from typing import Any
 from laneway.schemas.cards import AttachJob, CancelJob, ModelCard, WorkerCard
 from laneway.schemas.ids import AdapterId, WorkerId
 from laneway.worker.adapters import AdapterShelf
-from laneway.worker.attempt import Stop
 from laneway.worker.errors import EngineDied, EngineStartFailed, QueueUnavailable
 from laneway.worker.hands import Hands
 from laneway.worker.intake import Intake
@@ -21,6 +20,7 @@ from laneway.worker.ports import Adapter, Engine, JobQueue
 from laneway.worker.publisher import Publisher
 from laneway.worker.settings import WorkerSettings
 from laneway.worker.telemetry import Telemetry
+from laneway.worker.verdicts import Stop
 from laneway.worker.warmup import warm_up
 
 BEAT_S = 2.0

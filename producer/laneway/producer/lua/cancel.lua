@@ -1,6 +1,6 @@
 -- Cancel a job: at once while nobody runs it, else by telling the workers.
 --
--- KEYS  1 job record  2 cancel marker  3 control stream  4 result  5 body  6 load  7 held
+-- KEYS  1 job record  2 cancel marker  3 control stream  4 result  5 body  6 load  7 held  8 kept events
 -- ARGV  1 hash tag of the partition  2 consumer group  3 marker TTL ms  4 encoded control message
 --       5 encoded result (cancelled)  6 result TTL ms
 -- Reply {state word, outputs}; state is 'cancelled' when it was settled here, a final word when the job had ended,
@@ -20,7 +20,7 @@ if (state == 'queued' or state == 'retrying') and lane and entry then
     redis.call('SET', KEYS[4], ARGV[5], 'PX', ARGV[6])
     if not pending.err then redis.call('XACK', key, ARGV[2], entry) end
     redis.call('XDEL', key, entry)
-    redis.call('DEL', KEYS[5])
+    redis.call('DEL', KEYS[5], KEYS[8])
     redis.call('ZREM', KEYS[7], lane .. '|' .. entry)
     local time = redis.call('TIME')
     redis.call('HSET', KEYS[1], 'state', 'cancelled', 'ended', time[1] * 1000 + math.floor(time[2] / 1000))

@@ -13,8 +13,8 @@ from laneway.schemas.errors import UnreadableEntry
 from laneway.schemas.ids import JobId
 from laneway.schemas.keys import Lane
 from laneway.schemas.outcome import Failed, JobError, Result, Timeline
-from laneway.schemas.record import ENTRY_DATA, ENTRY_JOB_ID, ENTRY_SUBMITTED
-from laneway.schemas.wire import decode_job
+from laneway.schemas.record import ENTRY_DATA, ENTRY_JOB_ID, ENTRY_SUBMITTED, Kept
+from laneway.schemas.wire import decode_job, decode_kept
 from laneway.worker.ports import Claim, Unreadable
 
 _LIKE_AN_ID = re.compile(rb"[A-Za-z0-9-]{1,64}")  # as in pull.lua: anything else was not made here
@@ -60,7 +60,9 @@ def raw_entry(reply: Sequence[Any], lanes: Sequence[Lane]) -> RawEntry:
     )
 
 
-def read_entry(raw: RawEntry, data: bytes | None, now_ms: int) -> Claim | Unreadable:
+def read_entry(
+    raw: RawEntry, data: bytes | None, now_ms: int, kept: Sequence[bytes] = ()
+) -> Claim | Unreadable:
     """The claim on the job in `data` (the entry's own, or what lay beside the lane), or why there is none."""
     if raw.job_id is None:
         return _unreadable(raw, "an entry that is not a job")
@@ -89,7 +91,15 @@ def read_entry(raw: RawEntry, data: bytes | None, now_ms: int) -> Claim | Unread
         deadline=deadline,
         cancelled=raw.cancelled,
         outputs=raw.outputs,
+        kept=_read_kept(kept),
     )
+
+
+def _read_kept(kept: Sequence[bytes]) -> tuple[Kept, ...]:
+    try:
+        return tuple(map(decode_kept, kept))
+    except UnreadableEntry:
+        return ()  # of a newer release: the job can always start again
 
 
 def unreadable_result(entry: Unreadable, job_id: JobId, model: str, now_ms: int) -> Result:

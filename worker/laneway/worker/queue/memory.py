@@ -78,6 +78,7 @@ class MemoryServer:
         """Leases of a job that lapsed before the attempt had begun."""
         self.given_up: dict[JobId, int] = {}
         """Attempt after which a job was last offered again by the worker that had it."""
+        self.kept: dict[JobId, list[bytes]] = {}
         self.cancels: set[JobId] = set()
         self.controls: dict[Part, list[Control]] = {}
         self.outputs: dict[str, list[Event]] = {}
@@ -175,6 +176,7 @@ class MemoryServer:
         self.results[job_id] = result
         self.settled[job_id] = attempt
         self.cancels.discard(job_id)
+        self.kept.pop(job_id, None)
         self.lane(tag, entry.lane).pop(entry.id, None)
         self.update(job_id, state=result.state, ended=self.now_ms())
 

@@ -16,7 +16,7 @@ from laneway.schemas.state import JobState
 from laneway.worker.errors import QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
 from laneway.worker.policy.quarantine import SEEN, SILENT, SUSPECT, UNBEGUN, group_size
-from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
+from laneway.worker.ports import Addition, Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.entries import RawEntry, read_entry, unreadable_result
 from laneway.worker.queue.memory import PLACES, DeadLetter, Entry, MemoryServer, first_of
 
@@ -144,7 +144,7 @@ class MemoryQueue:
             evidence=server.evidence.get(entry.id, 0),
             isolated=server.isolated.get(entry.id, False),
         )
-        return read_entry(raw, entry.data, now)
+        return read_entry(raw, entry.data, now, server.kept.get(entry.job_id, ()) if entry.job_id else ())
 
     def _release_due(self) -> None:
         for entry in self._entries():
@@ -210,6 +210,25 @@ class MemoryQueue:
         """See `JobQueue.start`."""
         if self._mine(claim) is not None:
             self._server.update(claim.job.id, state=JobState.RUNNING, started=self._server.now_ms())
+
+    async def keep(self, additions: Sequence[Addition]) -> list[int]:
+        """See `JobQueue.keep`."""
+        return [self._keep(addition) for addition in additions]
+
+    def _keep(self, addition: Addition) -> int:
+        claim, kept = addition.claim, self._server.kept
+        job_id, record = claim.job.id, self._server.records.get(claim.job.id)
+        if record is None:
+            return 0
+        if self._server.settled.get(job_id) == claim.attempt == record.attempt:
+            return addition.first + len(addition.events)
+        if record.attempt != claim.attempt or record.owner != self._worker:
+            return -1
+        events = kept.get(job_id, []) if addition.first else []
+        if addition.first <= len(events):
+            events += map(wire.encode, addition.events[len(events) - addition.first :])
+            kept[job_id] = events
+        return len(events)
 
     # --- ending -----------------------------------------------------------------
 

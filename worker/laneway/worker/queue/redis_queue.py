@@ -24,12 +24,13 @@ from laneway.worker.errors import QueueUnavailable, QueueUnfit
 from laneway.worker.policy.admission import ClaimPlan
 from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT, SUSPECT, UNBEGUN
 from laneway.worker.policy.retry import MAX_BACKOFF_MS
-from laneway.worker.ports import Claim, Depth, Settlement, Unreadable
+from laneway.worker.ports import Addition, Claim, Depth, Settlement, Unreadable
 from laneway.worker.queue.admin import check_fit, server_facts
 from laneway.worker.queue.batches import Batches
+from laneway.worker.queue.beside import Beside
 from laneway.worker.queue.connection import Connection
 from laneway.worker.queue.depths import read_depth
-from laneway.worker.queue.entries import RawEntry, raw_entry, read_entry, unreadable_result
+from laneway.worker.queue.entries import raw_entry, read_entry, unreadable_result
 
 OUTPUT_ENTRIES = 10_000
 """Entries that an output stream keeps for a consumer that is slow or reconnects; what it misses, the result holds."""
@@ -49,7 +50,7 @@ SWEEP_S = 600.0
 """Seconds between two looks of a worker for consumers that are gone."""
 IDLE_CONSUMER_MS = 3_600_000
 
-_NAMES = "pull renew settle hand_back retry reclaim start bury sweep isolate lose"
+_NAMES = "pull renew settle hand_back retry reclaim start bury sweep isolate lose keep"
 _SCRIPTS = {name: Script("laneway.worker.queue", name) for name in _NAMES.split()}
 
 Words = tuple[Any, ...]
@@ -81,6 +82,7 @@ class RedisQueue:
         self._settlements: list[Batches[Words, bytes]] = [
             Batches(partial(self._send_settlements, part), SETTLE_CHUNK) for part in self._parts
         ]
+        self._beside = Beside(self._ask, self._run, worker, _ms(options.job_ttl_s))
         self._bell = self._connection.blocking(1.0)
         self._control = self._connection.blocking(1.0)
         self._heard: dict[str, str] = {}
@@ -175,8 +177,9 @@ class RedisQueue:
         self, part: PartitionKeys, order: Sequence[Lane], now_ms: int, items: Sequence[Any]
     ) -> list[Claim | Unreadable]:
         raws = [raw_entry(item, order) for item in items]
-        bodies = await self._bodies(part, raws)
-        return [read_entry(raw, bodies.get(raw.job_id or JobId(""), raw.data), now_ms) for raw in raws]
+        bodies, kept = await asyncio.gather(self._beside.bodies(part, raws), self._beside.kept(part, raws))
+        sides = [(bodies.get(raw.job_id, raw.data), kept.get(raw.job_id, ())) for raw in raws]
+        return [read_entry(raw, body, now_ms, left) for raw, (body, left) in zip(raws, sides, strict=True)]
 
     async def isolate(
         self, partition: int, *, empty: bool, beside: Sequence[Claim] = ()
@@ -189,11 +192,6 @@ class RedisQueue:
         keys = [part.quarantine, *(part.lane(lane) for lane in order)]
         reply = await self._run("isolate", keys, [*words, *group, SUSPECT, *GROUPS])
         return await self._read(part, order, reply[0], reply[2:]) if reply[1] else None
-
-    async def _bodies(self, part: PartitionKeys, raws: Sequence[RawEntry]) -> dict[JobId, bytes | None]:
-        beside = [raw.job_id for raw in raws if raw.data is None and raw.job_id is not None]
-        found = await asyncio.gather(*(self._ask("GET", part.body(job_id)) for job_id in beside))
-        return dict(zip(beside, found, strict=True))
 
     async def reclaim(self) -> int:
         """See `JobQueue.reclaim`."""
@@ -245,6 +243,10 @@ class RedisQueue:
         """See `JobQueue.start`."""
         record = self._part(claim.lane).job(claim.job.id)
         await self._run("start", [record], [claim.attempt])
+
+    async def keep(self, additions: Sequence[Addition]) -> list[int]:
+        """See `JobQueue.keep`."""
+        return await self._beside.keep(self._parts, additions)
 
     # --- ending -----------------------------------------------------------------
 
@@ -308,7 +310,8 @@ class RedisQueue:
         result = b""
         if entry.job_id is not None:
             result = wire.encode(unreadable_result(entry, job_id, self._model, self.now_ms()))
-        keys = [part.lane(entry.lane), part.dead, part.job(job_id), part.result(job_id), part.load]
+        own = (part.job(job_id), part.result(job_id), part.load, part.kept(job_id))
+        keys = [part.lane(entry.lane), part.dead, *own]
         ttl_ms = _ms(self._options.result_ttl_s)
         words = [GROUP, entry.entry, entry.reason, job_id, result, ttl_ms, entry.lane.name, KEPT_BYTES]
         await self._run("bury", keys, words)

@@ -1,6 +1,6 @@
 -- Remove an entry that cannot be read, keep what it held, and fail its job where it was one once.
 --
--- KEYS  1 lane  2 dead letters  3 job record  4 result  5 load
+-- KEYS  1 lane  2 dead letters  3 job record  4 result  5 load  6 kept events
 -- ARGV  1 group  2 entry  3 reason  4 job id ('' if unknown)  5 encoded result ('' if unknown)  6 result TTL ms
 --       7 lane name  8 most bytes of each field to keep
 -- Reply 1, or 0 when it was gone already
@@ -22,6 +22,7 @@ if found then
   end
   redis.call(unpack(letter))
 end
+redis.call('DEL', KEYS[6])
 redis.pcall('XACK', KEYS[1], ARGV[1], ARGV[2])
 redis.call('XDEL', KEYS[1], ARGV[2])
 return found and 1 or 0

@@ -21,7 +21,7 @@ local function settle(name, entry, id, attempt, result, state, code, letter)
   end
   redis.pcall('XACK', lane, group, entry)
   redis.pcall('XDEL', lane, entry)
-  redis.call('DEL', tag .. ':body:' .. id, tag .. ':cancel:' .. id)
+  redis.call('DEL', tag .. ':body:' .. id, tag .. ':cancel:' .. id, tag .. ':kept:' .. id)
   if not stored then return known[2] == attempt and 'REPEATED' or 'FENCED' end
   if known[1] then
     redis.call('HSET', record, 'state', state, 'settled', attempt, 'error', code, 'ended', now)
