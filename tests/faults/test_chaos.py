@@ -19,8 +19,9 @@ from laneway.worker.bench.chaos.audit import (
     Silence,
     audit,
 )
+from laneway.worker.bench.chaos.fleet import ENTRY
 from laneway.worker.bench.chaos.plan import LEASE_S, Fault, Kind, Plan, Strike, make_plan
-from laneway.worker.bench.chaos.run import ENTRY, chaos
+from laneway.worker.bench.chaos.run import chaos
 from laneway.worker.policy.quarantine import SUSPECT
 
 JOBS, WORKERS = 300, 4
@@ -58,7 +59,8 @@ async def test_no_job_is_lost_and_none_answered_twice() -> None:
     """Workers killed and frozen, the server restarted, replies dropped, engines poisoned: one outcome for each job."""
     report = await trial(make_plan(JOBS, 1, WORKERS))
     assert report.accepted == JOBS
-    assert (report.missing, report.double, report.wrong) == (0, 0, 0), report
+    assert (report.missing, report.double, report.wrong, report.garbled) == (0, 0, 0, 0), report
+    assert report.innocent == 0, report
     assert (report.waiting, report.pending) == (0, 0), report
     assert report.poison == report.poison_sent, report
     assert report.exits.keys() <= FAIR_EXITS, report
@@ -95,10 +97,14 @@ def line(process: str, at: float, event: str, job_id: str = "a") -> Line:
 
 
 def judge(
-    kind: Kind = Kind.PLAIN, state: str | None = "completed", by_worker: bool = True, **more: Any
+    kind: Kind = Kind.PLAIN,
+    state: str | None = "completed",
+    by_worker: bool = True,
+    garbled: bool = False,
+    **more: Any,
 ) -> Report:
     """The verdict over one job, which was settled once unless told otherwise."""
-    ended = {} if state is None else {"a": Ended(state=state, by_worker=by_worker)}
+    ended = {} if state is None else {"a": Ended(state=state, by_worker=by_worker, garbled=garbled)}
     given = {"lines": [line("w", 2.0, "job.settled")] if by_worker else [], **more}
     return audit(Evidence(accepted=[Accepted(job_id="a", kind=kind)], ended=ended, **given))
 
@@ -127,6 +133,7 @@ def test_a_job_that_ended_as_it_should_is_clean(kind: Kind, state: str) -> None:
         ("innocent", judge(Kind.CANCEL, "failed")),
         ("wrong", judge(state="cancelled")),
         ("wrong", judge(state="expired")),
+        ("garbled", judge(garbled=True)),
         ("waiting", judge(waiting=1)),
         ("pending", judge(pending=1)),
         ("double", judge(lines=[line("w", 2.0, "job.settled"), line("v", 3.0, "job.settled")])),

@@ -59,6 +59,8 @@ class Ended(Struct, frozen=True, kw_only=True):
     """False: settled by the cancel itself, while no worker had the job."""
     code: str = ""
     """Of the error, where it failed."""
+    garbled: bool = False
+    """Its text, stored or streamed, is not what an undisturbed run answers, or a beginning of that where it was cut."""
 
 
 class Silence(Struct, frozen=True, kw_only=True):
@@ -97,6 +99,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """Jobs that failed although they harm nobody."""
     wrong: int
     """Jobs with an outcome that nobody asked for: cancelled or expired without a cancel or a deadline."""
+    garbled: int
+    """Jobs whose text, stored or streamed, is not the answer of an undisturbed run."""
     poison: int
     """Poison jobs that were found out."""
     poison_sent: int
@@ -122,7 +126,15 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def clean(self) -> bool:
         """Whether every promise was kept."""
-        faults = self.missing, self.double, self.innocent, self.wrong, self.waiting, self.pending
+        faults = (
+            self.missing,
+            self.double,
+            self.innocent,
+            self.wrong,
+            self.garbled,
+            self.waiting,
+            self.pending,
+        )
         return not any(faults) and self.poison == self.poison_sent and self.exits.keys() <= FAIR_EXITS
 
 
@@ -143,6 +155,7 @@ def audit(evidence: Evidence) -> Report:
         double=sum(count > 1 for count in _stored(evidence).values()),
         innocent=len(failed - poison),
         wrong=sum(not _is_fair(kinds[job_id], end.state) for job_id, end in ended.items()),
+        garbled=sum(end.garbled for end in ended.values()),
         poison=len(failed & poison),
         poison_sent=len(poison),
         recovery_s_max=_longest(plain),
@@ -173,6 +186,8 @@ def _faults(
             yield f"{job_id} ({kind.value}) has no outcome"
         elif (end.state == "failed") != (kind is Kind.POISON) or not _is_fair(kind, end.state):
             yield f"{job_id} ({kind.value}) is {end.state} {end.code}".rstrip()
+        elif end.garbled:
+            yield f"{job_id} ({kind.value}) is {end.state} with a text of its own"
         if stored[job_id] > 1:
             yield f"{job_id} ({kind.value}) has {stored[job_id]} outcomes"
 

@@ -52,6 +52,7 @@ def render(report: Report) -> str:
         ("double", report.double, "must be 0"),
         ("innocent", report.innocent, "failed without fault; must be 0"),
         ("wrong", report.wrong, "ended as nobody asked; must be 0"),
+        ("garbled", report.garbled, "not what an undisturbed run answers; must be 0"),
         ("poison", report.poison, f"found out, of {report.poison_sent}"),
         ("left waiting", report.waiting, "must be 0"),
         ("left in hand", report.pending, "must be 0"),

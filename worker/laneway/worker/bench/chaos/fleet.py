@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -23,14 +23,25 @@ from laneway.worker.errors import EngineStartFailed
 
 _POLL_S = 0.05
 _STOP_S = 20.0
-_READY_S = 60.0
 SEATS = 32
+ENTRY = ("laneway.worker",)
+"""The module that runs a worker."""
+
+Options = Mapping[str, object]
+"""Settings of a worker as on its command line, without the dashes."""
+
+FAKE: Options = {
+    "engine": "fake",
+    "lease-s": LEASE_S,
+    "engine.seats": SEATS,
+    "engine.base-s": STEP_S,
+}
 
 
 class Worker:
     """One place in the fleet, and the process that fills it now."""
 
-    def __init__(self, number: int, url: str, folder: Path, entry: Sequence[str]) -> None:
+    def __init__(self, number: int, url: str, folder: Path, options: Options, entry: Sequence[str]) -> None:
         """`entry` are the words that name the program: a module, and what it wants first."""
         self.number = number
         self.log = Path()
@@ -42,10 +53,7 @@ class Worker:
             "-m",
             *entry,
             f"--redis-url={url}",
-            f"--lease-s={LEASE_S}",
-            f"--engine.seats={SEATS}",
-            f"--engine.base-s={STEP_S}",
-            "--engine=fake",
+            *(f"--{name}={value}" for name, value in options.items()),
             "--health-port=off",
             "--log-format=json",
             "--log-level=debug",
@@ -93,25 +101,37 @@ class Worker:
 class Fleet:
     """All workers. `watch` fills the place of each that ends."""
 
-    def __init__(self, urls: Sequence[str], folder: Path, entry: Sequence[str]) -> None:
-        """One worker for each of `urls`, its server as it sees it."""
-        self.workers = [Worker(number, url, folder, entry) for number, url in enumerate(urls)]
+    def __init__(
+        self,
+        urls: Sequence[str],
+        folder: Path,
+        options: Options = FAKE,
+        entry: Sequence[str] = ENTRY,
+        ready_s: float = 60.0,
+    ) -> None:
+        """One worker for each of `urls`, its server as it sees it, each ready within `ready_s`."""
+        self.workers = [Worker(number, url, folder, options, entry) for number, url in enumerate(urls)]
         self.silences: list[Silence] = []
         """Workers killed and frozen."""
         self.exits: Counter[int] = Counter()
         """How workers ended that were not killed."""
         self._folder = folder
+        self._ready_s = ready_s
         self._killed: set[str] = set()
 
     async def start(self) -> None:
         """Start all; return when all claim jobs. Raises `EngineStartFailed`."""
         for worker in self.workers:
             worker.start()
-        give_up = time.monotonic() + _READY_S
+        await self.wait_until_ready()
+
+    async def wait_until_ready(self) -> None:
+        """Return when all claim jobs. Raises `EngineStartFailed`."""
+        give_up = time.monotonic() + self._ready_s
         while not all(worker.is_ready() for worker in self.workers):
             if time.monotonic() > give_up:
                 raise EngineStartFailed(
-                    f"the workers were not ready after {_READY_S:g} s; see {self._folder}"
+                    f"the workers were not ready after {self._ready_s:g} s; see {self._folder}"
                 )
             await asyncio.sleep(_POLL_S)
 

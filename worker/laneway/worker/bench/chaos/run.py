@@ -11,18 +11,19 @@ from pathlib import Path
 
 from laneway.producer import Producer, QueueFull, QueueUnavailable, SubmitUncertain
 from laneway.schemas.errors import LanewayError
+from laneway.schemas.events import Restarted, Tokens
 from laneway.schemas.ids import new_worker_id
-from laneway.schemas.outcome import Failed, Outcome, Result
+from laneway.schemas.outcome import Completed, Failed, Result
 from laneway.worker.bench.chaos.audit import Accepted, Ended, Evidence, Report, audit
-from laneway.worker.bench.chaos.fleet import Fleet
+from laneway.worker.bench.chaos.fleet import ENTRY, Fleet
 from laneway.worker.bench.chaos.plan import Arrival, Fault, Kind, Plan, Strike
 from laneway.worker.bench.chaos.server import ChaosServer
 from laneway.worker.bench.chaos.wire import LossyWire
+from laneway.worker.engine.fake_engine import FakeEngineSettings
+from laneway.worker.engine.fake_text import fake_answer, fake_text, tokenise
 from laneway.worker.queue.redis_queue import QueueOptions, RedisQueue
 
 MODEL = "demo"
-ENTRY = ("laneway.worker",)
-"""The module that runs a worker."""
 _AGAIN_S = 0.1
 _QUIET_LOOKS = 6
 """Looks at empty lanes, a second apart: longer than any waiter needs to find its result."""
@@ -48,7 +49,7 @@ async def chaos(
             await asyncio.to_thread(server.wait_until_up)
             wire = await stack.enter_async_context(LossyWire(server.port))
             urls = [wire.url if number % 2 else server.url for number in range(workers)]
-            fleet = Fleet(urls, folder, entry)
+            fleet = Fleet(urls, folder, entry=entry)
             stack.callback(fleet.stop)
             await fleet.start()
             producer = await stack.enter_async_context(
@@ -57,8 +58,20 @@ async def chaos(
             return await Run(plan, server, wire, fleet, producer).report()
 
 
-def _code(outcome: Outcome) -> str:
-    return outcome.error.code if isinstance(outcome, Failed) else ""
+def _judged(arrival: Arrival, result: Result, shown: str | None) -> Ended:
+    """The outcome, held against the answer of an undisturbed engine, and against the text that was `shown` on the way."""
+    prompt, tokens = arrival.fields["prompt"], arrival.fields["sampling"]["max_tokens"]
+    answer = fake_text(fake_answer(tokenise(prompt, FakeEngineSettings().vocabulary), tokens))
+    outcome = result.outcome
+    whole = isinstance(outcome, Completed)
+    return Ended(
+        state=result.state.value,
+        by_worker=bool(result.worker),
+        code=outcome.error.code if isinstance(outcome, Failed) else "",
+        garbled=not answer.startswith(result.text)
+        or (whole and result.text != answer)
+        or shown not in (None, result.text),
+    )
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -78,7 +91,7 @@ class Run:
         self._producer = producer
         self._begin = time.monotonic()
         self._accepted: list[Accepted] = []
-        self._results: dict[str, Result] = {}
+        self._ended: dict[str, Ended] = {}
 
     async def report(self) -> Report:
         """Do it all, and judge it."""
@@ -131,7 +144,18 @@ class Run:
             await asyncio.sleep(arrival.cancel_after)
             with suppress(QueueUnavailable):
                 await self._producer.cancel(job_id)
-        self._results[job_id] = await self._producer.result(job_id)
+        shown = await self._watch(job_id) if arrival.fields["stream"] else None
+        self._ended[job_id] = _judged(arrival, await self._producer.result(job_id), shown)
+
+    async def _watch(self, job_id: str) -> str:
+        """The text that a consumer of the stream is left with."""
+        text = ""
+        async for event in self._producer.stream(job_id):
+            if isinstance(event, Restarted):
+                text = ""
+            elif isinstance(event, Tokens):
+                text += event.text
+        return text
 
     async def _submit(self, arrival: Arrival) -> str:
         while True:
@@ -161,12 +185,7 @@ class Run:
         waiting, pending = await self._leftovers()
         return Evidence(
             accepted=self._accepted,
-            ended={
-                job_id: Ended(
-                    state=result.state.value, by_worker=bool(result.worker), code=_code(result.outcome)
-                )
-                for job_id, result in self._results.items()
-            },
+            ended=self._ended,
             lines=await asyncio.to_thread(self._fleet.lines),
             silences=self._fleet.silences,
             waiting=waiting,
