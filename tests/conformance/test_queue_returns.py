@@ -68,6 +68,26 @@ async def test_only_the_owner_can_hand_a_job_back(both_ends: Installation) -> No
     assert await take(slow) == []
 
 
+async def test_jobs_of_which_a_worker_never_heard_go_back_at_no_cost(both_ends: Installation) -> None:
+    """The reply to its claim was lost: it returns whatever is its own but not in its hands, and nobody else's."""
+    queue, other = await both_ends.queue(), await both_ends.queue("b")
+    jobs = [make_job(slo=slo) for slo in ("latency", "throughput") for _ in range(3)]
+    await both_ends.submit(*jobs)
+    held = await take(queue, 2)
+    theirs = await take(other, 1)
+    unheard = await take(queue, 2)
+    assert await queue.disown(held) == 2
+    assert await queue.disown(held) == 0
+    for claim in unheard:
+        record = await both_ends.record(claim.job.id)
+        assert record is not None
+        assert (record.state, record.owner, record.losses) == (JobState.QUEUED, "", 0)
+    assert await queue.renew(held) == await other.renew(theirs) == []
+    again = await take(other, 3)
+    assert {claim.job.id for claim in unheard} <= {claim.job.id for claim in again}
+    assert sorted(claim.attempt for claim in again) == [1, 2, 2]
+
+
 async def test_a_retry_waits_and_counts(both_ends: Installation) -> None:
     """The job comes back once its back-off has passed, with one more failure to its name."""
     queue, job = await both_ends.queue(), make_job()

@@ -152,6 +152,33 @@ async def test_an_outage_loses_no_outcome_and_is_told_once(ends: Installation) -
         assert len(worker.told("queue.unavailable")) == 1
 
 
+async def test_jobs_whose_claim_was_not_answered_are_not_left_to_their_lease(
+    ends: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gave them out, and the reply was lost: the worker gives back what it knows nothing of, and takes it again."""
+    queue = await ends.queue(lease_s=3600.0)
+    claim, lost = queue.claim, 0
+
+    async def lose_two_replies(*args: Any) -> Any:
+        nonlocal lost
+        items = await claim(*args)
+        if items and lost < 2:
+            lost += 1
+            raise QueueUnavailable("the reply was lost")
+        return items
+
+    monkeypatch.setattr(queue, "claim", lose_two_replies)
+    jobs = [make_job() for _ in range(3)]
+    async with serving(ends, queue=queue, lease_s=3600.0):
+        await ends.submit(*jobs)
+        for job in jobs:
+            assert isinstance((await result_of(ends, job)).outcome, Completed)
+        record = await ends.record(jobs[0].id)
+        assert record is not None
+        assert record.losses == 0
+    assert lost == 2
+
+
 async def test_a_dead_engine_ends_the_worker_and_frees_its_jobs(ends: Installation) -> None:
     """Nothing waits for the lease: the jobs are on offer again before the process ends."""
     jobs = [make_job(sampling=LONG, attempts={"backoff_ms": 10}) for _ in range(3)]

@@ -91,8 +91,8 @@ class Hands:
         return job_id in self._hands
 
     def claims(self) -> list[Claim]:
-        """The jobs in hand."""
-        return [hand.claim for hand in self._hands.values()]
+        """The jobs in hand, and those to be handed back."""
+        return [*self.returned, *(hand.claim for hand in self._hands.values())]
 
     def ledger(self) -> Ledger:
         """Seats of the engine and who has them."""

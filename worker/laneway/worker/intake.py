@@ -54,6 +54,8 @@ class Intake:
         """Nothing but suspects is claimed: the engine is to become empty for them, or has been."""
         self._isolating: int | None = None
         """Partition of the suspects that have the engine to themselves."""
+        self._unsure = False
+        """A claim was not answered: there may be jobs that are this worker's without its knowing."""
         self.looked_at = time.monotonic()
         """When the loop last went round, whether or not the server answered."""
 
@@ -86,6 +88,7 @@ class Intake:
                     await self._wait()
                 pause.reset()
             except QueueUnavailable:
+                self._unsure = True
                 await self._sleep(pause.next())
 
     async def claim(self) -> bool:
@@ -93,6 +96,9 @@ class Intake:
 
         Suspects come first where this worker was appointed to them, and last where its engine just happens to be empty.
         """
+        if self._unsure:
+            await self._link(self._queue.disown(self._hands.claims()))
+            self._unsure = False
         if self._isolating is not None and len(self._hands):
             return await self._join(self._isolating)
         self._isolating = None

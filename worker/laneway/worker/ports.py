@@ -124,6 +124,10 @@ class JobQueue(Protocol):
         and asking keeps it so. None: there are no suspects for this worker, or another is appointed.
         """
 
+    async def disown(self, held: Sequence[Claim]) -> int:
+        """Return to their lanes, at no cost, jobs that are this worker's but not in `held`: the reply to their claim was
+        lost. No claim may be under way. How many there were."""
+
     async def reclaim(self) -> int:
         """Offer jobs again whose lease has lapsed, at the front of their lanes, and count the loss; return how many."""
 

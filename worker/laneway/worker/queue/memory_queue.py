@@ -151,6 +151,17 @@ class MemoryQueue:
             if entry.owner == HELD and entry.due <= self._server.clock():
                 entry.owner = RETURNED
 
+    async def disown(self, held: Sequence[Claim]) -> int:
+        """See `JobQueue.disown`."""
+        known = {claim.entry for claim in held}
+        lost = [entry for entry in self._entries() if entry.owner == self._worker and entry.id not in known]
+        for entry in lost:
+            entry.owner = RETURNED
+            if entry.job_id is not None:
+                self._server.update(entry.job_id, state=JobState.QUEUED, owner="")
+        self._server.ring()
+        return len(lost)
+
     async def reclaim(self) -> int:
         """See `JobQueue.reclaim`."""
         lapsed = [entry for entry in self._entries() if self._is_lapsed(entry)]

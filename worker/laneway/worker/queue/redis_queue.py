@@ -25,6 +25,7 @@ from laneway.worker.policy.admission import ClaimPlan
 from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT, SUSPECT, UNBEGUN
 from laneway.worker.policy.retry import MAX_BACKOFF_MS
 from laneway.worker.ports import Addition, Claim, Depth, Settlement, Unreadable
+from laneway.worker.queue import limits
 from laneway.worker.queue.admin import check_fit, server_facts
 from laneway.worker.queue.batches import Batches
 from laneway.worker.queue.beside import Beside
@@ -32,25 +33,7 @@ from laneway.worker.queue.connection import Connection
 from laneway.worker.queue.depths import read_depth
 from laneway.worker.queue.entries import raw_entry, read_entry, unreadable_result
 
-OUTPUT_ENTRIES = 10_000
-"""Entries that an output stream keeps for a consumer that is slow or reconnects; what it misses, the result holds."""
-RENEW_CHUNK = 256  # ids per call: 0.44 ms of server time, measured
-SETTLE_CHUNK = 32  # outcomes per call: under 1 ms of server time
-RECLAIM_WINDOW = 128
-"""Lapsed entries looked at per lane and call, within 2 ms of server time; a cursor carries on from there."""
-RECLAIM_CALLS = 32
-"""Calls of one reclaim and partition, where there is that much to look at."""
-QUARANTINE_LEASES = 2
-"""Leases for which a worker may empty its engine for suspects before another does."""
-BEATS = 3
-"""Beats after which a worker's card fades."""
-KEPT_BYTES = 64 * 1024
-"""Bytes of each field of an unreadable entry that its dead letter keeps."""
-SWEEP_S = 600.0
-"""Seconds between two looks of a worker for consumers that are gone."""
-IDLE_CONSUMER_MS = 3_600_000
-
-_NAMES = "pull renew settle hand_back retry reclaim start bury sweep isolate lose keep"
+_NAMES = "pull renew settle hand_back retry reclaim start bury sweep isolate lose keep disown"
 _SCRIPTS = {name: Script("laneway.worker.queue", name) for name in _NAMES.split()}
 
 Words = tuple[Any, ...]
@@ -80,7 +63,7 @@ class RedisQueue:
         self._parts = [self._keys.of_model(model, p) for p in range(options.partitions)]
         self._connection = Connection(options.url)
         self._settlements: list[Batches[Words, bytes]] = [
-            Batches(partial(self._send_settlements, part), SETTLE_CHUNK) for part in self._parts
+            Batches(partial(self._send_settlements, part), limits.SETTLE_CHUNK) for part in self._parts
         ]
         self._beside = Beside(self._ask, self._run, worker, _ms(options.job_ttl_s))
         self._bell = self._connection.blocking(1.0)
@@ -186,12 +169,21 @@ class RedisQueue:
     ) -> list[Claim | Unreadable] | None:
         """See `JobQueue.isolate`."""
         part, order = self._parts[partition], lanes(partition)
-        mine_ms = _ms(QUARANTINE_LEASES * self._options.lease_s)
+        mine_ms = _ms(limits.QUARANTINE_LEASES * self._options.lease_s)
         words = [GROUP, self._worker, part.tag, _ms(self._options.job_ttl_s), mine_ms, int(empty)]
         group = [len(beside), max((claim.losses for claim in beside), default=0)]
         keys = [part.quarantine, *(part.lane(lane) for lane in order)]
         reply = await self._run("isolate", keys, [*words, *group, SUSPECT, *GROUPS])
         return await self._read(part, order, reply[0], reply[2:]) if reply[1] else None
+
+    async def disown(self, held: Sequence[Claim]) -> int:
+        """See `JobQueue.disown`."""
+        returned = 0
+        for partition, part in enumerate(self._parts):
+            mine = [f"{claim.lane.name}|{claim.entry}" for claim in held if claim.lane.partition == partition]
+            keys = [part.bell, *(part.lane(lane) for lane in lanes(partition))]
+            returned += await self._run("disown", keys, [GROUP, self._worker, part.tag, *mine])
+        return returned
 
     async def reclaim(self) -> int:
         """See `JobQueue.reclaim`."""
@@ -199,10 +191,10 @@ class RedisQueue:
 
     async def _reclaim(self, partition: int, part: PartitionKeys) -> int:
         moved, order = 0, lanes(partition)
-        for _ in range(RECLAIM_CALLS):
+        for _ in range(limits.RECLAIM_CALLS):
             cursors = [word for lane in order for word in (lane.name, self._cursors.get(lane, "-"))]
             keys = [part.bell, part.held, *(part.lane(lane) for lane in order)]
-            words = [GROUP, part.tag, _ms(self._options.lease_s), RECLAIM_WINDOW, 2 * MAX_BACKOFF_MS]
+            words = [GROUP, part.tag, _ms(self._options.lease_s), limits.RECLAIM_WINDOW, 2 * MAX_BACKOFF_MS]
             reply = await self._run("reclaim", keys, [*words, SUSPECT, SILENT, UNBEGUN, *cursors])
             moved += reply[0]
             self._cursors.update(zip(order, (word.decode() for word in reply[2:]), strict=True))
@@ -232,9 +224,9 @@ class RedisQueue:
         for lane, held in by_lane.items():
             held.sort(key=lambda claim: _position(claim.entry))
             part = self._part(lane)
-            for start in range(0, len(held), RENEW_CHUNK):
+            for start in range(0, len(held), limits.RENEW_CHUNK):
                 words: list[Any] = [GROUP, self._worker, part.tag]
-                for claim in held[start : start + RENEW_CHUNK]:
+                for claim in held[start : start + limits.RENEW_CHUNK]:
                     words += [claim.entry, claim.job.id, claim.attempt]
                 calls.append(self._run("renew", [part.lane(lane)], words))
         return [JobId(lost.decode()) for reply in await asyncio.gather(*calls) for lost in reply]
@@ -282,8 +274,8 @@ class RedisQueue:
             words += [claim.lane.name, claim.entry, claim.job.id, claim.attempt]
         for partition, words in by_part.items():
             part = self._parts[partition]
-            for start in range(0, len(words), 4 * RENEW_CHUNK):
-                chunk = words[start : start + 4 * RENEW_CHUNK]
+            for start in range(0, len(words), 4 * limits.RENEW_CHUNK):
+                chunk = words[start : start + 4 * limits.RENEW_CHUNK]
                 await self._run("hand_back", [part.bell], [GROUP, self._worker, part.tag, *chunk])
 
     async def retry(self, claim: Claim, error: JobError, delay_ms: int) -> bool:
@@ -313,7 +305,7 @@ class RedisQueue:
         own = (part.job(job_id), part.result(job_id), part.load, part.kept(job_id))
         keys = [part.lane(entry.lane), part.dead, *own]
         ttl_ms = _ms(self._options.result_ttl_s)
-        words = [GROUP, entry.entry, entry.reason, job_id, result, ttl_ms, entry.lane.name, KEPT_BYTES]
+        words = [GROUP, entry.entry, entry.reason, job_id, result, ttl_ms, entry.lane.name, limits.KEPT_BYTES]
         await self._run("bury", keys, words)
 
     # --- telling ----------------------------------------------------------------
@@ -324,7 +316,7 @@ class RedisQueue:
         replies = await asyncio.gather(
             *(
                 self._ask(
-                    "XADD", output, "NOMKSTREAM", "MAXLEN", "~", OUTPUT_ENTRIES, "*", OUTPUT_EVENTS,
+                    "XADD", output, "NOMKSTREAM", "MAXLEN", "~", limits.OUTPUT_ENTRIES, "*", OUTPUT_EVENTS,
                     wire.encode(tuple(events[output])),
                 )
                 for output in outputs
@@ -352,14 +344,14 @@ class RedisQueue:
 
     async def beat(self, card: WorkerCard) -> None:
         """See `JobQueue.beat`."""
-        fade = _ms(BEATS * self._options.beat_s)
+        fade = _ms(limits.BEATS * self._options.beat_s)
         await self._ask("SET", self._keys.worker(self._worker), wire.encode(card), "PX", fade)
         await self._read_clock()
-        if time.monotonic() - self._swept_at > SWEEP_S:
+        if time.monotonic() - self._swept_at > limits.SWEEP_S:
             self._swept_at = time.monotonic()
             await self.sweep()
 
-    async def sweep(self, idle_ms: int = IDLE_CONSUMER_MS) -> int:
+    async def sweep(self, idle_ms: int = limits.IDLE_CONSUMER_MS) -> int:
         """Forget consumers that hold nothing and were idle for `idle_ms`; returns how many."""
         calls = [
             self._run("sweep", [part.lane(lane)], [GROUP, idle_ms])
