@@ -10,9 +10,10 @@ from tests.support.installations import Installation, take
 
 from laneway.schemas.ids import JobId
 from laneway.schemas.outcome import JobError
+from laneway.schemas.record import Kept
 from laneway.schemas.state import JobState
 from laneway.worker.policy.quarantine import GROUPS, SEEN, SILENT, SUSPECT, UNBEGUN
-from laneway.worker.ports import Claim, JobQueue, Settlement
+from laneway.worker.ports import Addition, Claim, JobQueue, Settlement
 
 pytestmark = pytest.mark.unfinished
 
@@ -184,6 +185,21 @@ async def test_others_join_a_group_that_is_not_full_any_more(both_ends: Installa
     await crash(other, await group(other))
     await take(other)
     assert await queue.isolate(0, empty=True, beside=held[4:]) is None
+
+
+async def test_a_suspect_that_gets_further_each_time_is_not_weighed(both_ends: Installation) -> None:
+    """A long job, and an operator who kills its worker again and again: it is on its way. Standing still is what weighs."""
+    queue = await both_ends.queue()
+    await suspects(both_ends, queue, 1)
+    for number, further in enumerate((True, True, True, False, True, False)):
+        (held,) = await group(queue)
+        await queue.start(held)
+        if further:
+            event = Kept(attempt=held.attempt, text="word", token_ids=(number,))
+            await queue.keep([Addition(held, len(held.kept), [event])])
+        await vanish(both_ends, queue)
+    (held,) = await group(queue)
+    assert (held.losses, held.evidence, len(held.kept)) == (8, 2 * SILENT, 4)
 
 
 async def test_a_suspect_handed_back_is_not_weighed(both_ends: Installation) -> None:

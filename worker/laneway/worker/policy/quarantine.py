@@ -25,7 +25,8 @@ process, and what an aborted job left behind may still run."""
 
 SILENT = 1
 """Weight of a worker that fell silent with the job alone in hand: an operator's `kill -9`, the loss of a node or a
-freeze past the lease look the same. A lease that lapses before the attempt has begun weighs nothing."""
+freeze past the lease look the same. It weighs nothing where the attempt had not begun, or had got further with its answer
+than any before: who goes on is not what kills."""
 
 PROOF = 6
 """Weight that condemns: two deaths seen, or six silent ones."""

@@ -74,6 +74,8 @@ class MemoryServer:
         """Whether an entry was claimed to be alone in its engine."""
         self.evidence: dict[str, int] = {}
         """Weight of what happened to an entry that was."""
+        self.furthest: dict[JobId, int] = {}
+        """Events that were kept of a job when it was last lost alone and in silence."""
         self.unbegun: dict[JobId, int] = {}
         """Leases of a job that lapsed before the attempt had begun."""
         self.given_up: dict[JobId, int] = {}

@@ -171,7 +171,8 @@ class MemoryQueue:
             if record is None:
                 continue
             if record.state is JobState.RUNNING:
-                self._weigh(entry, SILENT)
+                if self._server.isolated.get(entry.id) and self._stood_still(record.job_id):
+                    self._weigh(entry, SILENT)
                 losses = record.losses + 1
             else:
                 losses = record.losses + self._count_unbegun(record)
@@ -182,6 +183,14 @@ class MemoryQueue:
 
     def _is_lapsed(self, entry: Entry) -> bool:
         return entry.owner not in PLACES and self._server.clock() - entry.touched >= self._lease_s
+
+    def _stood_still(self, job_id: JobId) -> bool:
+        """Whether no more is kept of it than there was."""
+        kept, furthest = len(self._server.kept.get(job_id, ())), self._server.furthest
+        if kept <= furthest.get(job_id, 0):
+            return True
+        furthest[job_id] = kept
+        return False
 
     def _count_unbegun(self, record: JobRecord) -> bool:
         """Whether this makes it a crash."""

@@ -5,6 +5,8 @@
 -- the note got out: it takes several of those to count as a crash. For a suspect the note comes before anything is done
 -- with it, and nothing is counted.
 --
+-- A suspect that is lost alone and in silence after more kept events than ever before was on its way: that weighs nothing.
+--
 -- KEYS  1 bell  2 held  3.. lanes
 -- ARGV  1 group  2 hash tag  3 lease ms  4 most per lane  5 age ms at which a held entry counts as forgotten
 --       6 crashes that make a job a suspect  7 weight of a silent loss alone
@@ -14,12 +16,21 @@
 local group, tag, lease, suspect = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[6])
 local reply, moved, missing = {0, 0}, 0, 0
 
-local function lose(record)
-  local known = redis.call('HMGET', record, 'state', 'losses', 'isolated')
+local function lose(id)
+  local record = tag .. ':job:' .. id
+  if redis.call('EXISTS', record) == 0 then return end
+  local known = redis.call('HMGET', record, 'state', 'losses', 'isolated', 'furthest')
   local begun = known[1] == 'running'
   local unbegun = not begun and tonumber(known[2] or '0') < suspect and redis.call('HINCRBY', record, 'unbegun', 1)
   if begun or (unbegun and unbegun % tonumber(ARGV[8]) == 0) then redis.call('HINCRBY', record, 'losses', 1) end
-  if begun and known[3] == '1' then redis.call('HINCRBY', record, 'evidence', ARGV[7]) end
+  if begun and known[3] == '1' then
+    local kept = redis.call('LLEN', tag .. ':kept:' .. id)
+    if kept > tonumber(known[4] or '0') then
+      redis.call('HSET', record, 'furthest', kept)
+    else
+      redis.call('HINCRBY', record, 'evidence', ARGV[7])
+    end
+  end
   redis.call('HSET', record, 'state', 'queued', 'owner', '')
 end
 
@@ -42,10 +53,7 @@ for k = 3, #KEYS do
         else
           redis.call('XCLAIM', lane, group, 'returned', 0, entry, 'JUSTID')
           for i = 1, #found[2], 2 do
-            if found[2][i] == 'j' then
-              local record = tag .. ':job:' .. found[2][i + 1]
-              if redis.call('EXISTS', record) == 1 then lose(record) end
-            end
+            if found[2][i] == 'j' then lose(found[2][i + 1]) end
           end
           if moved < 32 then redis.call('LPUSH', KEYS[1], 1) end
           moved = moved + 1
