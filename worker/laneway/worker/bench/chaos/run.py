@@ -59,18 +59,20 @@ async def chaos(
 
 
 def _judged(arrival: Arrival, result: Result, shown: str | None) -> Ended:
-    """The outcome, held against the answer of an undisturbed engine, and against the text that was `shown` on the way."""
+    """The outcome, held against the answer of an undisturbed engine, as is the text that was `shown` on the way."""
     prompt, tokens = arrival.fields["prompt"], arrival.fields["sampling"]["max_tokens"]
     answer = fake_text(fake_answer(tokenise(prompt, FakeEngineSettings().vocabulary), tokens))
     outcome = result.outcome
-    whole = isinstance(outcome, Completed)
+    texts = [result.text] if shown is None else [result.text, shown]
+    if isinstance(outcome, Completed):
+        garbled = any(text != answer for text in texts)
+    else:
+        garbled = not all(answer.startswith(text) for text in texts)
     return Ended(
         state=result.state.value,
         by_worker=bool(result.worker),
         code=outcome.error.code if isinstance(outcome, Failed) else "",
-        garbled=not answer.startswith(result.text)
-        or (whole and result.text != answer)
-        or shown not in (None, result.text),
+        garbled=garbled,
     )
 
 
