@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 from tests.conftest import StartServer
 from tests.support.hand import hand
 from tests.support.proxy import Proxy
@@ -62,6 +63,30 @@ async def test_a_submit_whose_reply_is_lost_is_asked_for_once_more(
         proxy.drop_reply(is_submit)
         submitted = await producer.submit(**fields())
         assert (proxy.dropped, submitted.duplicate) == (1, False)
+        claims = await worker.claim()
+        assert [claim.job.id for claim in claims][1:] == [submitted.id]
+        await worker.finish_all(claims)
+
+
+async def test_a_connection_cut_while_it_lay_idle_is_not_seen(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop says RuntimeError then, where asyncio says ConnectionError. The submit goes out once more."""
+    send, cuts = AbstractConnection.send_packed_command, 0
+
+    async def cut(self: Any, *arguments: Any, **options: Any) -> None:
+        nonlocal cuts
+        cuts += 1
+        if cuts == 1:
+            raise RuntimeError(
+                "unable to perform operation on <TCPTransport closed=True>; the handler is closed"
+            )
+        await send(self, *arguments, **options)
+
+    async with hand(redis_url, namespace) as worker, Producer(redis_url, namespace=namespace) as producer:
+        await producer.submit(**fields())
+        monkeypatch.setattr(AbstractConnection, "send_packed_command", cut)
+        submitted = await producer.submit(**fields())
         claims = await worker.claim()
         assert [claim.job.id for claim in claims][1:] == [submitted.id]
         await worker.finish_all(claims)

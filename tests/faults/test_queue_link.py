@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 from tests.support.builders import completed, make_job
 from tests.support.installations import SHORT_LEASE_S, RedisInstallation, take
 from tests.support.proxy import Proxy
@@ -47,6 +48,23 @@ async def test_a_submit_whose_reply_is_lost_can_be_repeated(
     assert proxy.dropped == 1
     assert reply[:2] == [b"NEW", job.id.encode()]
     assert len(await take(await both_ends.queue())) == 1
+
+
+async def test_a_connection_cut_while_it_lay_idle_is_an_outage_and_no_defect(
+    both_ends: RedisInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop says RuntimeError then, where asyncio says ConnectionError. The next call has a connection of its own."""
+    queue = await both_ends.queue()
+    await both_ends.submit(make_job())
+
+    async def cut(*_: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbstractConnection, "send_packed_command", cut)
+        with pytest.raises(QueueUnavailable):
+            await take(queue)
+    assert len(await take(queue)) == 1
 
 
 async def test_jobs_whose_delivery_was_lost_come_back(both_ends: RedisInstallation, proxy: Proxy) -> None:
@@ -191,7 +209,8 @@ async def test_two_workers_reclaim_a_job_once(both_ends: RedisInstallation) -> N
     """There is no lock; moving the entry decides."""
     queues = [await both_ends.queue(name, lease_s=SHORT_LEASE_S) for name in "abcdefgh"]
     await both_ends.submit(*(make_job() for _ in range(20)))
-    await take(queues[0])
+    for claim in await take(queues[0]):
+        await queues[0].start(claim)
 
     async def all_at_once() -> int:
         return sum(await asyncio.gather(*(queue.reclaim() for queue in queues)))

@@ -157,7 +157,12 @@ class Link:
         healthy = False
         try:
             async with asyncio.timeout(self._reply_s):
-                await connection.send_packed_command(connection.pack_commands(commands))
+                try:
+                    await connection.send_packed_command(connection.pack_commands(commands))
+                except (
+                    RuntimeError
+                ) as error:  # uvloop's word for a connection that was cut while nobody looked
+                    raise ConnectionError(str(error)) from error
                 for _ in commands:
                     replies.append(await _read(connection))  # noqa: PERF401 - what came before an error counts
             healthy = not any(isinstance(reply, ReadOnlyError) for reply in replies)

@@ -127,7 +127,10 @@ async def exchange(pool: Any, commands: Sequence[Command]) -> list[Any]:
     replies: list[Any] = []
     clean = False
     try:
-        await connection.send_packed_command(b"".join(map(pack_command, commands)))
+        try:
+            await connection.send_packed_command(b"".join(map(pack_command, commands)))
+        except RuntimeError as error:  # uvloop's word for a connection that was cut while nobody looked
+            raise ConnectionError(str(error)) from error
         for _ in commands:
             try:
                 replies.append(await connection.read_response())

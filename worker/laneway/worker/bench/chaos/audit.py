@@ -84,6 +84,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """Entries left in the hands of a worker."""
     exits: Mapping[int, int] = {}
     """Exit codes of workers that nobody killed, and how often."""
+    orphans: int = 0
+    """Processes of engines that outlived their workers."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -120,6 +122,7 @@ class Report(Struct, frozen=True, kw_only=True):
     pending: int
     states: dict[str, int]
     exits: dict[str, int]
+    orphans: int = 0
     faults: tuple[str, ...] = ()
     """What broke a promise, a sentence each, at most 20."""
 
@@ -134,6 +137,7 @@ class Report(Struct, frozen=True, kw_only=True):
             self.garbled,
             self.waiting,
             self.pending,
+            self.orphans,
         )
         return not any(faults) and self.poison == self.poison_sent and self.exits.keys() <= FAIR_EXITS
 
@@ -169,6 +173,7 @@ def audit(evidence: Evidence) -> Report:
         pending=evidence.pending,
         states=dict(sorted(Counter(end.state for end in ended.values()).items())),
         exits={str(code): count for code, count in sorted(evidence.exits.items())},
+        orphans=evidence.orphans,
         faults=tuple(_faults(kinds, ended, _stored(evidence)))[:20],
     )
 

@@ -12,11 +12,19 @@ from laneway.schemas.command import Command
 from laneway.worker.bench.chaos.audit import Report
 from laneway.worker.bench.chaos.plan import LEASE_S, Plan, make_plan
 
+FAKE_JOBS, REAL_JOBS = 1000, 24
+
 
 def configure(parser: ArgumentParser) -> None:
     """Arguments of `laneway bench chaos`."""
-    parser.add_argument("--jobs", type=_positive, default=1000, metavar="N", help="jobs to submit (1000)")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="jobs to submit (1000; 24 with vLLM)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="draws jobs and faults (1)")
+    parser.add_argument(
+        "--engine",
+        choices=("fake", "vllm"),
+        default="fake",
+        help="vllm: two workers with the demo model; three kills of an engine and two of a worker (fake)",
+    )
     parser.add_argument("--workers", type=_positive, default=4, metavar="N", help="worker processes (4)")
     parser.add_argument(
         "--server", choices=("valkey", "redis"), default="valkey", help="which server (valkey)"
@@ -27,21 +35,28 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run it; 0 when every promise was kept, 1 when not."""
+    from laneway.worker.bench.chaos import real
     from laneway.worker.bench.chaos.run import chaos
     from laneway.worker.bench.chaos.server import find_binary
 
-    plan = make_plan(args.jobs, args.seed, args.workers)
-    if not args.json:
-        print(_announcement(plan, args), flush=True)
-    report = asyncio.run(chaos(plan, args.workers, find_binary(args.server), keep=args.logs))
+    binary = find_binary(args.server)
+    if args.engine == "vllm":
+        lease_s = real.LEASE_S
+        report = asyncio.run(real.chaos(args.jobs or REAL_JOBS, binary, args.logs))
+    else:
+        lease_s = LEASE_S
+        plan = make_plan(args.jobs or FAKE_JOBS, args.seed, args.workers)
+        if not args.json:
+            print(_announcement(plan, args), flush=True)
+        report = asyncio.run(chaos(plan, args.workers, binary, keep=args.logs))
     if args.json:
         print(msgspec.json.encode(report).decode(), flush=True)
     else:
-        print(render(report))
+        print(render(report, lease_s))
     return 0 if report.clean else 1
 
 
-def render(report: Report) -> str:
+def render(report: Report, lease_s: float) -> str:
     """The report as a table: what was counted, and what was promised."""
     states = ", ".join(f"{count} {state}" for state, count in report.states.items())
     exits = ", ".join(f"{count} with {code}" for code, count in report.exits.items()) or "none"
@@ -59,10 +74,11 @@ def render(report: Report) -> str:
         (
             "recovery",
             f"{report.recovery_s_max:.1f} s",
-            f"longest of {report.recoveries}, median {report.recovery_s_p50:.1f} s; a lease is {LEASE_S:g} s",
+            f"longest of {report.recoveries}, median {report.recovery_s_p50:.1f} s; a lease is {lease_s:g} s",
         ),
         ("hit again", f"{report.again_s_max:.1f} s", f"longest of {report.again}"),
         ("of suspects", f"{report.suspect_s_max:.1f} s", f"longest of {report.suspects}"),
+        ("orphans", report.orphans, "processes of engines without a worker; must be 0"),
         ("ends of workers", "", exits),
     ]
     lines = [f"{name:<16}{value!s:>8}  {note}".rstrip() for name, value, note in rows]
@@ -76,7 +92,7 @@ def _announcement(plan: Plan, args: Namespace) -> str:
     for strike in plan.strikes:
         faults[strike.fault.value] = faults.get(strike.fault.value, 0) + 1
     broken = ", ".join(f"{count} x {fault}" for fault, count in faults.items())
-    return f"{args.jobs} jobs in {plan.seconds:.0f} s on {args.workers} workers, seed {args.seed}: {broken}"
+    return f"{len(plan.arrivals)} jobs in {plan.seconds:.0f} s on {args.workers} workers, seed {args.seed}: {broken}"
 
 
 def _positive(text: str) -> int:

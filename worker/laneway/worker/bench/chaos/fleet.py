@@ -60,6 +60,11 @@ class Worker:
         ]
 
     @property
+    def pid(self) -> int:
+        """Of the process that runs now; 0 before the first."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def process_name(self) -> str:
         """Name of the process that runs now: that of its log."""
         return self.log.stem
@@ -68,7 +73,11 @@ class Worker:
         """Start a process, with a log of its own."""
         self._starts += 1
         self.log = self._folder / f"worker-{self.number}.{self._starts}.log"
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("LANEWAY_")}
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if name == "LANEWAY_CACHE" or not name.startswith("LANEWAY_")
+        }
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 dying_with_us(self._command),
@@ -95,7 +104,8 @@ class Worker:
 
     def is_ready(self) -> bool:
         """Whether it claims jobs, by its log."""
-        return b'"phase": "ready"' in self.log.read_bytes()
+        phase = self.log.read_bytes().rpartition(b'"phase": "')[2]
+        return self.exit_code() is None and phase.startswith(b'ready"')
 
 
 class Fleet:
