@@ -30,9 +30,12 @@ lint: setup ## format, lint, types, architecture
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: setup ## queue round trips beside arq, taskiq-redis and saq
+bench: setup ## queue round trips beside arq, taskiq-redis and saq; leases; chaos, with fake and real engines
 	@deploy/setup-bench.sh
 	@$(BIN)/laneway bench queue
+	@$(BIN)/laneway bench lease
+	@$(BIN)/laneway bench chaos --jobs 5000
+	@$(BIN)/laneway bench chaos --engine vllm
 
 clean: ## remove caches and what was built; .venv stays
 	@rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage .coverage.*

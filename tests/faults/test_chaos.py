@@ -15,6 +15,7 @@ from laneway.worker.bench.chaos.audit import (
     Ended,
     Evidence,
     Line,
+    Outage,
     Report,
     Silence,
     audit,
@@ -174,6 +175,14 @@ def test_recovery_counts_from_the_silence_until_the_job_runs() -> None:
     report = judge(lines=lines, silences=[Silence(process="w", at=2.0)])
     assert (report.recoveries, report.recovery_s_max, report.recovery_s_p50) == (1, 3.5, 3.5)
     assert (report.again, report.suspects) == (0, 0)
+
+
+def test_what_of_a_recovery_the_server_was_away_is_told_apart() -> None:
+    """Both figures are there: how long it took, and how long of that somebody could have done something."""
+    lines = [claimed("w", 1.0), claimed("v", 8.0, attempt=2), line("v", 8.0, "job.started")]
+    outages = [Outage(begin=0.0, end=3.0), Outage(begin=4.0, end=6.0), Outage(begin=7.5, end=9.0)]
+    report = judge(lines=lines, silences=[Silence(process="w", at=2.0)], outages=outages)
+    assert (report.recovery_s_max, report.recovery_up_s_max) == (6.0, 2.5)
 
 
 def test_what_a_thawed_worker_still_ends_was_not_lost() -> None:

@@ -20,7 +20,7 @@ from laneway.worker.telemetry import Telemetry
 POLL_S = 1.0
 """Longest wait for the bell: how late a worker may see a job whose ring it missed."""
 RECLAIM_S = 2.0
-"""Mean pause between two looks for lapsed leases and passed back-offs; half the lease where that is less."""
+"""Mean pause between two looks for lapsed leases and suspects; a quarter of the lease where that is less."""
 QUIET_S = 0.005
 """Pause after a ring that brought nothing: it was for a lane from which this worker may not take now."""
 
@@ -180,7 +180,7 @@ class Intake:
 
     async def reclaim_forever(self) -> None:
         """Take over what others lost, and what has waited out its back-off, whenever there is room."""
-        mean = min(self._settings.lease_s / 2, RECLAIM_S)
+        mean = min(self._settings.lease_s / 4, RECLAIM_S)
         while not self._closed.is_set():
             with suppress(QueueUnavailable):
                 await self.reclaim()

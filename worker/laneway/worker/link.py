@@ -11,7 +11,7 @@ from laneway.worker.telemetry import Telemetry
 
 T = TypeVar("T")
 
-LONGEST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 0.5
 """Longest pause between two tries at a server that does not answer: what its return may go unnoticed."""
 
 

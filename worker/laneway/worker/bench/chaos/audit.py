@@ -70,6 +70,17 @@ class Silence(Struct, frozen=True, kw_only=True):
     at: float
 
 
+class Outage(Struct, frozen=True, kw_only=True):
+    """The server was away."""
+
+    begin: float
+    end: float
+
+    def within(self, begin: float, end: float) -> float:
+        """Seconds of it that lie between two moments."""
+        return max(0.0, min(end, self.end) - max(begin, self.begin))
+
+
 class Evidence(Struct, frozen=True, kw_only=True):
     """Everything that a run left behind."""
 
@@ -78,6 +89,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """Job id to outcome."""
     lines: Sequence[Line]
     silences: Sequence[Silence] = ()
+    outages: Sequence[Outage] = ()
     waiting: int = 0
     """Entries left in the lanes."""
     pending: int = 0
@@ -110,6 +122,9 @@ class Report(Struct, frozen=True, kw_only=True):
     """Longest time from a kill or the begin of a freeze to the moment at which another worker ran a job that was in hand,
     where nothing else hit the job in between."""
     recovery_s_p50: float
+    recovery_s_p99: float
+    recovery_up_s_max: float
+    """Longest such time without what of it the server was away, when nobody can take anything over."""
     recoveries: int
     again_s_max: float
     """The same for jobs that were hit again before they ran: claimed by a worker that never heard of it, because the
@@ -148,8 +163,9 @@ def audit(evidence: Evidence) -> Report:
     ended = {job_id: end for job_id, end in evidence.ended.items() if job_id in kinds}
     failed = {job_id for job_id, end in ended.items() if end.state == "failed"}
     poison = {job_id for job_id, kind in kinds.items() if kind is Kind.POISON}
-    taken = list(recoveries(evidence.lines, evidence.silences))
-    plain = [one.seconds for one in taken if not one.suspect and not one.again]
+    taken = list(recoveries(evidence.lines, evidence.silences, evidence.outages))
+    plain = sorted(one.seconds for one in taken if not one.suspect and not one.again)
+    up = [one.seconds - one.away for one in taken if not one.suspect and not one.again]
     again = [one.seconds for one in taken if not one.suspect and one.again]
     suspect = [one.seconds for one in taken if one.suspect]
     return Report(
@@ -164,6 +180,8 @@ def audit(evidence: Evidence) -> Report:
         poison_sent=len(poison),
         recovery_s_max=_longest(plain),
         recovery_s_p50=round(median(plain), 3) if plain else 0.0,
+        recovery_s_p99=round(plain[int(0.99 * len(plain))], 3) if plain else 0.0,
+        recovery_up_s_max=_longest(up),
         recoveries=len(plain),
         again_s_max=_longest(again),
         again=len(again),
@@ -219,13 +237,17 @@ class Recovery(Struct, frozen=True, kw_only=True):
 
     job_id: str
     seconds: float
+    away: float
+    """Seconds of them in which the server was away."""
     again: bool
     """Something hit the job once more in between."""
     suspect: bool
     """It had been in hand at so many crashes that it had to wait for an engine of its own."""
 
 
-def recoveries(lines: Sequence[Line], silences: Iterable[Silence]) -> Iterator[Recovery]:
+def recoveries(
+    lines: Sequence[Line], silences: Iterable[Silence], outages: Sequence[Outage] = ()
+) -> Iterator[Recovery]:
     """For each job in hand when its worker fell silent that has run elsewhere since."""
     by_process: dict[str, list[Line]] = defaultdict(list)
     by_job: dict[str, list[Line]] = defaultdict(list)
@@ -234,10 +256,12 @@ def recoveries(lines: Sequence[Line], silences: Iterable[Silence]) -> Iterator[R
         by_job[line.job_id].append(line)
     for silence in silences:
         for job_id, attempt in _lost(by_process[silence.process], silence.at).items():
-            yield from _recovery(by_job[job_id], silence, attempt)
+            yield from _recovery(by_job[job_id], silence, attempt, outages)
 
 
-def _recovery(lines: Sequence[Line], silence: Silence, attempt: int) -> Iterator[Recovery]:
+def _recovery(
+    lines: Sequence[Line], silence: Silence, attempt: int, outages: Sequence[Outage]
+) -> Iterator[Recovery]:
     claims: dict[str, Line] = {}
     for line in lines:
         if line.at <= silence.at or line.process == silence.process:
@@ -248,6 +272,7 @@ def _recovery(lines: Sequence[Line], silence: Silence, attempt: int) -> Iterator
             yield Recovery(
                 job_id=line.job_id,
                 seconds=line.at - silence.at,
+                away=sum(outage.within(silence.at, line.at) for outage in outages),
                 again=claim.attempt > attempt + 1,
                 suspect=claim.losses >= SUSPECT,
             )

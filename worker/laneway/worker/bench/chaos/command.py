@@ -74,7 +74,8 @@ def render(report: Report, lease_s: float) -> str:
         (
             "recovery",
             f"{report.recovery_s_max:.1f} s",
-            f"longest of {report.recoveries}, median {report.recovery_s_p50:.1f} s; a lease is {lease_s:g} s",
+            f"longest of {report.recoveries}, p50 {report.recovery_s_p50:.1f} s, p99 {report.recovery_s_p99:.1f} s; "
+            f"{report.recovery_up_s_max:.1f} s while the server was up; a lease is {lease_s:g} s",
         ),
         ("hit again", f"{report.again_s_max:.1f} s", f"longest of {report.again}"),
         ("of suspects", f"{report.suspect_s_max:.1f} s", f"longest of {report.suspects}"),

@@ -14,13 +14,14 @@ from laneway.schemas.errors import LanewayError
 from laneway.schemas.events import Restarted, Tokens
 from laneway.schemas.ids import new_worker_id
 from laneway.schemas.outcome import Completed, Failed, Result
-from laneway.worker.bench.chaos.audit import Accepted, Ended, Evidence, Report, audit
+from laneway.worker.bench.chaos.audit import Accepted, Ended, Evidence, Outage, Report, audit
 from laneway.worker.bench.chaos.fleet import ENTRY, Fleet
 from laneway.worker.bench.chaos.plan import Arrival, Fault, Kind, Plan, Strike
 from laneway.worker.bench.chaos.server import ChaosServer
 from laneway.worker.bench.chaos.wire import LossyWire
 from laneway.worker.engine.fake_engine import FakeEngineSettings
 from laneway.worker.engine.fake_text import fake_answer, fake_text, tokenise
+from laneway.worker.errors import EmbeddedServerFailed
 from laneway.worker.queue.redis_queue import QueueOptions, RedisQueue
 
 MODEL = "demo"
@@ -93,6 +94,7 @@ class Run:
         self._producer = producer
         self._begin = time.monotonic()
         self._accepted: list[Accepted] = []
+        self._outages: list[Outage] = []
         self._ended: dict[str, Ended] = {}
 
     async def report(self) -> Report:
@@ -129,11 +131,15 @@ class Run:
             case Fault.DROP:
                 self._wire.drop()
             case Fault.RESTART:
+                begin = time.time()
                 self._server.kill()
                 try:
                     await asyncio.sleep(strike.seconds)
                 finally:
                     self._server.launch()
+                with suppress(EmbeddedServerFailed):  # killed again meanwhile
+                    await asyncio.to_thread(self._server.wait_until_up)
+                self._outages.append(Outage(begin=begin, end=time.time()))
 
     # --- what is submitted ------------------------------------------------------
 
@@ -190,6 +196,7 @@ class Run:
             ended=self._ended,
             lines=await asyncio.to_thread(self._fleet.lines),
             silences=self._fleet.silences,
+            outages=self._outages,
             waiting=waiting,
             pending=pending,
             exits=self._fleet.exits,
