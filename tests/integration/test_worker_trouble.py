@@ -102,6 +102,28 @@ async def test_an_engine_that_happens_to_be_empty_runs_what_is_beyond_suspicion_
         assert [fact.job_id for fact in worker.told("job.claimed")] == [plain.id, suspect.id]
 
 
+async def test_an_appointed_worker_lets_its_engine_run_empty_and_serves_the_suspects_first(
+    ends: Installation,
+) -> None:
+    """What waits meanwhile is left to others; with no others, until the suspects are done."""
+    suspect, long, plain = make_job(), make_job(sampling=LONG), make_job()
+    await ends.submit(suspect)
+    queue = await ends.queue("b")
+    for _ in range(SUSPECT):
+        (claim,) = await take(queue)
+        await queue.lose(claim, JobError(code="engine_died", message=""))
+    assert await take(queue) == []
+    await ends.submit(long)
+    async with serving(ends) as worker:
+        await wait_until(lambda: worker.service.intake.appointed, "an appointment")
+        await ends.submit(plain)
+        await ends.cancel(long.id)
+        for job in (suspect, plain):
+            assert isinstance((await result_of(ends, job)).outcome, Completed)
+        order = [fact.job_id for fact in worker.told("job.claimed")]
+        assert order == [long.id, suspect.id, plain.id]
+
+
 async def test_a_job_that_never_succeeds_is_failed_and_kept_aside(ends: Installation) -> None:
     """Attempts used up: an outcome for whoever waits, and a dead letter for whoever looks into it."""
     job = make_job(metadata={"fake": "fail"}, attempts={"max_attempts": 2, "backoff_ms": 10})

@@ -50,7 +50,7 @@ class Intake:
         self._turn = 0
         self._asking = set(range(settings.partitions))
         """Partitions to be asked for suspects as soon as the engine is empty: it is now."""
-        self._appointed = False
+        self.appointed = False
         """Nothing but suspects is claimed: the engine is to become empty for them, or has been."""
         self._isolating: int | None = None
         """Partition of the suspects that have the engine to themselves."""
@@ -102,7 +102,7 @@ class Intake:
         if self._isolating is not None and len(self._hands):
             return await self._join(self._isolating)
         self._isolating = None
-        more = False if self._appointed else await self._claim()
+        more = False if self.appointed else await self._claim()
         if self._asking and not len(self._hands):
             return await self._isolate()
         return more
@@ -136,7 +136,7 @@ class Intake:
         group = await self._link(self._queue.isolate(partition, empty=True))
         if not group:
             self._asking.discard(partition)
-            self._appointed = False
+            self.appointed = False
             return True
         self._isolating = partition
         await self._take(group, sent_at)
@@ -145,7 +145,7 @@ class Intake:
     async def _join(self, partition: int) -> bool:
         """Others join the suspects in hand, whose group is not full any more, unless one of them is to be alone."""
         group = self._hands.claims()
-        if self._appointed and not self._closed.is_set() and not any(claim.isolated for claim in group):
+        if self.appointed and not self._closed.is_set() and not any(claim.isolated for claim in group):
             sent_at = time.monotonic()
             more = await self._link(self._queue.isolate(partition, empty=True, beside=group))
             await self._take(more or (), sent_at)
@@ -155,7 +155,7 @@ class Intake:
         """Until the bell rings, room changes, a back-off ends or a poll is due. The bell is left to others while there is no seat."""
         waits: set[asyncio.Task[object]] = {asyncio.create_task(self._changed.wait())}
         listening = self._hands.ledger().free > 0 and not self._lease.stuck
-        listening = listening and not self._appointed and self._isolating is None
+        listening = listening and not self.appointed and self._isolating is None
         if listening:
             if self._bell is None:
                 self._bell = asyncio.create_task(self._link(self._queue.wait(POLL_S)))
@@ -195,15 +195,13 @@ class Intake:
     async def look_for_suspects(self) -> None:
         """Find out whether this worker's engine is to be emptied for suspects. Raises `QueueUnavailable`."""
         for partition in range(self._settings.partitions):
-            if self._isolating not in (None, partition) or (
-                self._appointed and partition not in self._asking
-            ):
+            if self._isolating not in (None, partition) or (self.appointed and partition not in self._asking):
                 continue
             if len(self._hands):
                 wanted = await self._link(self._queue.isolate(partition, empty=False)) is not None
-                if not wanted and not self._appointed:
+                if not wanted and not self.appointed:
                     continue
-                self._appointed = wanted
+                self.appointed = wanted
             self._asking.add(partition)
             self.room_changed()
 
