@@ -27,8 +27,8 @@ async def crash(queue: JobQueue, claims: Sequence[Claim]) -> None:
 
 
 async def group(queue: JobQueue) -> list[Claim]:
-    """The next suspects for a worker whose engine is empty."""
-    return [claim for claim in await queue.isolate(0, empty=True) or () if isinstance(claim, Claim)]
+    """The next suspects for a worker whose engine is empty, and that has nothing else to do."""
+    return [c for c in await queue.isolate(0, empty=True, idle=True) or () if isinstance(c, Claim)]
 
 
 async def suspects(both_ends: Installation, queue: JobQueue, count: int) -> list[JobId]:
@@ -88,18 +88,31 @@ async def test_a_bystander_leaves_the_quarantine_by_completing(both_ends: Instal
 
 
 async def test_one_worker_at_a_time_is_appointed_to_the_suspects(both_ends: Installation) -> None:
-    """It stays so from group to group, until none is left; whoever has an empty engine anyway may take a group too."""
+    """It stays so from group to group, until none is left; whoever is idle may take a group too."""
     first, second = await both_ends.queue("a"), await both_ends.queue("b")
     await suspects(both_ends, first, 3 * GROUPS[0])
     assert await first.isolate(0, empty=False) == []
     assert await second.isolate(0, empty=False) is None
     assert await first.isolate(0, empty=False) == []
-    assert len(await group(second)) == GROUPS[0]
     assert len(await group(first)) == GROUPS[0]
+    assert await first.isolate(0, empty=False) == []
+    assert await second.isolate(0, empty=False) is None
+    assert await second.isolate(0, empty=True) is None
+    assert len(await second.isolate(0, empty=True, idle=True) or ()) == GROUPS[0]
     assert await second.isolate(0, empty=False) is None
     assert len(await group(first)) == GROUPS[0]
     assert await group(first) == []
     await suspects(both_ends, first, 1)
+    assert await second.isolate(0, empty=False) == []
+
+
+async def test_an_engine_that_is_empty_goes_before_one_that_is_to_become_so(both_ends: Installation) -> None:
+    """An appointed worker may wait long for its last job; one that comes up empty takes the suspects off it."""
+    first, second = await both_ends.queue("a"), await both_ends.queue("b")
+    await suspects(both_ends, first, GROUPS[0] + 1)
+    assert await first.isolate(0, empty=False) == []
+    assert len(await second.isolate(0, empty=True) or ()) == GROUPS[0]
+    assert await first.isolate(0, empty=False) is None
     assert await second.isolate(0, empty=False) == []
 
 

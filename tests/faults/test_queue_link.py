@@ -22,6 +22,7 @@ from laneway.schemas.outcome import JobError
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.ports import Claim, Settlement
 from laneway.worker.queue import connection
+from laneway.worker.queue.admin import server_facts
 
 pytestmark = [pytest.mark.redis, pytest.mark.unfinished]
 
@@ -50,20 +51,25 @@ async def test_a_submit_whose_reply_is_lost_can_be_repeated(
     assert len(await take(await both_ends.queue())) == 1
 
 
-async def test_a_connection_cut_while_it_lay_idle_is_an_outage_and_no_defect(
-    both_ends: RedisInstallation, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("new", [False, True], ids=["of the pool", "that is being made"])
+async def test_a_connection_cut_before_it_is_written_to_is_an_outage_and_no_defect(
+    both_ends: RedisInstallation, monkeypatch: pytest.MonkeyPatch, new: bool
 ) -> None:
     """uvloop says RuntimeError then, where asyncio says ConnectionError. The next call has a connection of its own."""
     queue = await both_ends.queue()
     await both_ends.submit(make_job())
+    if new:
+        await queue.close()
 
-    async def cut(*_: object) -> None:
+    async def cut(*_: object, **__: object) -> None:
         raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
 
     with monkeypatch.context() as patch:
         patch.setattr(AbstractConnection, "send_packed_command", cut)
         with pytest.raises(QueueUnavailable):
             await take(queue)
+        with pytest.raises(QueueUnavailable):
+            await server_facts(both_ends.url)
     assert len(await take(queue)) == 1
 
 

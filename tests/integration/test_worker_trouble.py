@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from tests.support.builders import make_job
 from tests.support.installations import Installation, MemoryInstallation, take
-from tests.support.serving import LONG, result_of, serving
+from tests.support.serving import LONG, STEP_S, result_of, serving
 from tests.support.wait import wait_until
 
 from laneway.schemas.job import Job
@@ -16,10 +16,10 @@ from laneway.schemas.keys import lanes
 from laneway.schemas.outcome import Cancelled, Completed, Failed, JobError
 from laneway.schemas.state import JobState
 from laneway.worker import intake
-from laneway.worker.engine.fake_engine import FakeEngine
+from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.errors import EngineDied, QueueUnavailable
 from laneway.worker.policy.quarantine import SUSPECT
-from laneway.worker.ports import JobQueue, Prepared
+from laneway.worker.ports import Claim, JobQueue, Prepared
 
 
 async def test_what_is_no_job_is_set_aside_and_the_worker_lives(ends: Installation) -> None:
@@ -84,37 +84,43 @@ async def test_a_suspect_is_noted_as_running_before_anything_is_done_with_it(
     assert states == [JobState.RUNNING]
 
 
-async def test_an_engine_that_happens_to_be_empty_runs_what_is_beyond_suspicion_first(
+async def test_an_engine_that_happens_to_be_empty_serves_suspects_last_where_another_sees_to_them(
     ends: Installation,
 ) -> None:
-    """A worker that comes up after a crash serves the others; it takes suspects when nothing else waits."""
-    suspect, plain = make_job(), make_job()
-    await ends.submit(suspect)
+    """Workers that come up after a crash go on with what else waits; they take suspects when they are idle."""
+    suspects, plain = [make_job() for _ in range(9)], make_job()
+    await ends.submit(*suspects)
     queue = await ends.queue("b")
     for _ in range(SUSPECT):
-        (claim,) = await take(queue)
-        await queue.lose(claim, JobError(code="engine_died", message=""))
+        for claim in await take(queue):
+            await queue.lose(claim, JobError(code="engine_died", message=""))
     assert await take(queue) == []
+    busy = await queue.isolate(0, empty=True) or []
+    assert len(busy) == 8
     await ends.submit(plain)
     async with serving(ends) as worker:
-        for job in (suspect, plain):
+        await worker.says("job.settled", 2)
+        (left,) = {job.id for job in suspects} - {claim.job.id for claim in busy if isinstance(claim, Claim)}
+        assert [fact.job_id for fact in worker.told("job.claimed")] == [plain.id, left]
+        await queue.hand_back([claim for claim in busy if isinstance(claim, Claim)])
+        for job in suspects:
             assert isinstance((await result_of(ends, job)).outcome, Completed)
-        assert [fact.job_id for fact in worker.told("job.claimed")] == [plain.id, suspect.id]
 
 
 async def test_an_appointed_worker_lets_its_engine_run_empty_and_serves_the_suspects_first(
     ends: Installation,
 ) -> None:
     """What waits meanwhile is left to others; with no others, until the suspects are done."""
-    suspect, long, plain = make_job(), make_job(sampling=LONG), make_job()
-    await ends.submit(suspect)
+    long, suspect, plain = make_job(sampling=LONG), make_job(), make_job()
     queue = await ends.queue("b")
-    for _ in range(SUSPECT):
-        (claim,) = await take(queue)
-        await queue.lose(claim, JobError(code="engine_died", message=""))
-    assert await take(queue) == []
-    await ends.submit(long)
-    async with serving(ends) as worker:
+    async with serving(ends, FakeEngineSettings(seats=1, base_s=STEP_S)) as worker:
+        await ends.submit(long)
+        await worker.says("job.started")
+        await ends.submit(suspect)
+        for _ in range(SUSPECT):
+            (claim,) = await take(queue)
+            await queue.lose(claim, JobError(code="engine_died", message=""))
+        assert await take(queue) == []
         await wait_until(lambda: worker.service.intake.appointed, "an appointment")
         await ends.submit(plain)
         await ends.cancel(long.id)

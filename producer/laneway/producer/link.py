@@ -150,7 +150,11 @@ class Link:
                 return await self._pool.get_connection()
         except (AuthenticationError, AuthorizationError):
             raise QueueUnavailable(f"Redis at {self.address} refused the user or the password") from None
-        except (RedisError, OSError) as error:
+        except (
+            RedisError,
+            OSError,
+            RuntimeError,
+        ) as error:  # RuntimeError: uvloop, where it is cut meanwhile
             raise QueueUnavailable(f"Redis at {self.address} cannot be reached: {_reason(error)}") from None
 
     async def _exchange(self, connection: Any, commands: Sequence[Command], replies: list[Any]) -> None:

@@ -94,7 +94,7 @@ class Intake:
     async def claim(self) -> bool:
         """One round over all partitions. True: there may be more where that came from, and room for it.
 
-        Suspects come first where this worker was appointed to them, and last where its engine just happens to be empty.
+        With an empty engine suspects come first, unless another worker sees to them: then they come last.
         """
         if self._unsure:
             await self._link(self._queue.disown(self._hands.claims()))
@@ -102,10 +102,10 @@ class Intake:
         if self._isolating is not None and len(self._hands):
             return await self._join(self._isolating)
         self._isolating = None
+        if await self._isolate(idle=False):
+            return False
         more = False if self.appointed else await self._claim()
-        if self._asking and not len(self._hands):
-            return await self._isolate()
-        return more
+        return more or await self._isolate(idle=True)
 
     async def _claim(self) -> bool:
         partitions = self._settings.partitions
@@ -128,18 +128,20 @@ class Intake:
                 return True
         return False
 
-    async def _isolate(self) -> bool:
-        """The engine is empty: a group of suspects. True: there is none, and work goes on as usual."""
-        if self._lease.stuck or self._closed.is_set():
+    async def _isolate(self, *, idle: bool) -> bool:
+        """Where the engine is empty, suspects for it. Whether there are any."""
+        if not self._asking or len(self._hands) or self._lease.stuck or self._closed.is_set():
             return False
-        sent_at, partition = time.monotonic(), min(self._asking)
-        group = await self._link(self._queue.isolate(partition, empty=True))
-        if not group:
-            self._asking.discard(partition)
-            self.appointed = False
-            return True
-        self._isolating = partition
-        await self._take(group, sent_at)
+        for partition in sorted(self._asking):
+            sent_at = time.monotonic()
+            group = await self._link(self._queue.isolate(partition, empty=True, idle=idle))
+            self.appointed = bool(group) and not idle
+            if group:
+                self._isolating = partition
+                await self._take(group, sent_at)
+                return True
+            if idle:
+                self._asking.discard(partition)
         return False
 
     async def _join(self, partition: int) -> bool:

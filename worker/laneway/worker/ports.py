@@ -115,13 +115,14 @@ class JobQueue(Protocol):
         """Take waiting jobs as planned, each under a new lease. Jobs that have a result already are dropped."""
 
     async def isolate(
-        self, partition: int, *, empty: bool, beside: Sequence[Claim] = ()
+        self, partition: int, *, empty: bool, idle: bool = False, beside: Sequence[Claim] = ()
     ) -> list[Claim | Unreadable] | None:
         """Look for suspects, jobs that were in hand at more than one crash: `claim` leaves them alone.
 
-        With `empty`, suspects to run with nothing else in the engine than those of `beside`, a group that was not full.
-        Without, an empty list: this worker is appointed to let its engine run empty and ask again; only one at a time is,
-        and asking keeps it so. None: there are no suspects for this worker, or another is appointed.
+        With `empty`, suspects to run with nothing else in the engine than those of `beside`, a group that was not full;
+        `idle` tells that this worker has nothing else to do. Without, an empty list: this worker is appointed to let its
+        engine run empty and ask again; only one at a time is, asking keeps it so, and one that is not empty yet gives way
+        to one that is. None: there are no suspects for this worker, or another sees to them.
         """
 
     async def disown(self, held: Sequence[Claim]) -> int:

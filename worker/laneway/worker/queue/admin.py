@@ -48,7 +48,12 @@ async def server_facts(url: str, timeout_s: float = 3.0) -> ServerFacts:
             await client.ping()
             round_trip = time.monotonic() - begin
             info: dict[str, Any] = await client.info()
-    except (RedisError, OSError, ValueError, TimeoutError) as error:
+    except (
+        RedisError,
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: uvloop, of a cut connection
         raise QueueUnavailable(f"no answer from {mask_url(url)}: {error or type(error).__name__}") from None
     redis_version = _version(info.get("redis_version"))
     kind = "valkey" if info.get("server_name") == "valkey" else "redis"

@@ -123,14 +123,13 @@ class ErrorReply(Struct, frozen=True):
 
 async def exchange(pool: Any, commands: Sequence[Command]) -> list[Any]:
     """The replies to `commands`, from one connection in one go."""
-    connection = await pool.get_connection()
+    with cuts_mapped():
+        connection = await pool.get_connection()
     replies: list[Any] = []
     clean = False
     try:
-        try:
+        with cuts_mapped():
             await connection.send_packed_command(b"".join(map(pack_command, commands)))
-        except RuntimeError as error:  # uvloop's word for a connection that was cut while nobody looked
-            raise ConnectionError(str(error)) from error
         for _ in commands:
             try:
                 replies.append(await connection.read_response())
@@ -145,6 +144,15 @@ async def exchange(pool: Any, commands: Sequence[Command]) -> list[Any]:
             await connection.disconnect(nowait=True)
         await pool.release(connection)
     return replies
+
+
+@contextmanager
+def cuts_mapped() -> Iterator[None]:
+    """Name a connection that was cut before something was written to it as asyncio does: uvloop says RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionError(str(error)) from error
 
 
 def unavailable(address: str, error: BaseException) -> QueueUnavailable:

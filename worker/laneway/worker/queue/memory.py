@@ -68,8 +68,8 @@ class MemoryServer:
         self.settled: dict[JobId, int] = {}
         """Attempt whose outcome is the job's result."""
         self.results: dict[JobId, Result] = {}
-        self.quarantines: dict[Part, tuple[WorkerId, float]] = {}
-        """Which worker may empty its engine for the suspects of a partition, and until when, by the clock."""
+        self.quarantines: dict[Part, tuple[WorkerId, float, bool]] = {}
+        """Which worker is appointed to the suspects of a partition, until when by the clock, and whether it has some."""
         self.isolated: dict[str, bool] = {}
         """Whether an entry was claimed to be alone in its engine."""
         self.evidence: dict[str, int] = {}

@@ -87,21 +87,23 @@ class MemoryQueue:
         return record.losses if record is not None else 0
 
     async def isolate(
-        self, partition: int, *, empty: bool, beside: Sequence[Claim] = ()
+        self, partition: int, *, empty: bool, idle: bool = False, beside: Sequence[Claim] = ()
     ) -> list[Claim | Unreadable] | None:
         """See `JobQueue.isolate`."""
         part, now = (self._tag, partition), self._server.clock()
-        appointed, until = self._server.quarantines.get(part, (self._worker, 0.0))
+        appointed, until, busy = self._server.quarantines.get(part, (self._worker, 0.0, False))
+        busy = busy and until > now
         others = appointed != self._worker and until > now
-        if others and (beside or not empty):
+        if others and (beside or not empty or (busy and not idle)):
             return None
         waiting = [e for e in self._entries() if e.owner == SUSPECTS and e.lane.partition == partition]
         if not waiting:
             if empty and not beside and not others:
                 self._server.quarantines.pop(part, None)
             return None
-        if not others:
-            self._server.quarantines[part] = (self._worker, now + 2 * self._lease_s)
+        if not others or (empty and not busy):
+            mine = self._worker, now + 2 * self._lease_s, empty or (busy and not others)
+            self._server.quarantines[part] = mine
         return self._group(waiting, beside) or None if empty else []
 
     def _group(self, waiting: Sequence[Entry], beside: Sequence[Claim]) -> list[Claim | Unreadable]:

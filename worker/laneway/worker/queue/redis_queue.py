@@ -165,12 +165,19 @@ class RedisQueue:
         return [read_entry(raw, body, now_ms, left) for raw, (body, left) in zip(raws, sides, strict=True)]
 
     async def isolate(
-        self, partition: int, *, empty: bool, beside: Sequence[Claim] = ()
+        self, partition: int, *, empty: bool, idle: bool = False, beside: Sequence[Claim] = ()
     ) -> list[Claim | Unreadable] | None:
         """See `JobQueue.isolate`."""
         part, order = self._parts[partition], lanes(partition)
         mine_ms = _ms(limits.QUARANTINE_LEASES * self._options.lease_s)
-        words = [GROUP, self._worker, part.tag, _ms(self._options.job_ttl_s), mine_ms, int(empty)]
+        words = [
+            GROUP,
+            self._worker,
+            part.tag,
+            _ms(self._options.job_ttl_s),
+            mine_ms,
+            empty + (empty and idle),
+        ]
         group = [len(beside), max((claim.losses for claim in beside), default=0)]
         keys = [part.quarantine, *(part.lane(lane) for lane in order)]
         reply = await self._run("isolate", keys, [*words, *group, SUSPECT, *GROUPS])

@@ -1,11 +1,13 @@
 -- Give suspects of a partition to a worker whose engine is empty, in groups that have it to themselves: jobs that were
 -- in hand at equally many crashes, the most crashes first, and the fewer jobs the more crashes. One worker at a time is
 -- appointed to empty its engine for them, and stays so while it asks again; as members of its group complete, others
--- join. The other workers go on with what else there is.
+-- join. The other workers go on with what else there is. An appointed worker whose engine is not empty yet gives way to
+-- one whose engine is; the key then holds its name behind a `*`.
 --
 -- KEYS  1 quarantine  2.. lanes
 -- ARGV  1 group  2 consumer  3 hash tag  4 record TTL ms  5 ms for which an appointment holds
---       6 '1': the engine is empty but for a group, take suspects; '0': may I empty it, or am I still to?
+--       6 '0': may I empty my engine, or am I still to?  '1': it is empty but for a group, take suspects;
+--       '2': it is empty and nothing else is to be done, take some beside another worker too
 --       7 jobs of the group in hand  8 crashes at which they were  9 crashes that make a suspect
 --       10.. size of a group at that number of crashes, at one more, and so on; the last size holds for all further ones
 -- Reply {now ms, 1 if there are suspects for this worker, then per job as `pull`, with two words more:
@@ -13,8 +15,10 @@
 local group, me, tag, held, suspect = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[7]), tonumber(ARGV[9])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local appointed, empty = redis.call('GET', KEYS[1]), ARGV[6] == '1'
-if appointed and appointed ~= me and (held > 0 or not empty) then return {now, 0} end
+local key, empty = redis.call('GET', KEYS[1]) or '', ARGV[6] ~= '0'
+local busy, appointed = string.match(key, '^(%*?)(.*)$')
+local others = appointed ~= '' and appointed ~= me
+if others and (held > 0 or not empty or (busy == '*' and ARGV[6] == '1')) then return {now, 0} end
 
 local waiting, most = {}, 0
 for k = 2, #KEYS do
@@ -34,10 +38,12 @@ for k = 2, #KEYS do
   end
 end
 if #waiting == 0 then
-  if appointed == me and empty and held == 0 then redis.call('DEL', KEYS[1]) end
+  if not others and empty and held == 0 then redis.call('DEL', KEYS[1]) end
   return {now, 0}
 end
-if not appointed or appointed == me then redis.call('SET', KEYS[1], me, 'PX', ARGV[5]) end
+if not others or (empty and busy == '') then
+  redis.call('SET', KEYS[1], ((empty or (not others and busy == '*')) and '*' or '') .. me, 'PX', ARGV[5])
+end
 if not empty then return {now, 1} end
 if held > 0 and most ~= tonumber(ARGV[8]) then return {now, 0} end
 
