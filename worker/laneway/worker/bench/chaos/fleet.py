@@ -80,7 +80,7 @@ class Worker:
         }
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                dying_with_us(self._command),
+                dying_with_us(self._command, signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
