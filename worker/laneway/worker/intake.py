@@ -94,7 +94,7 @@ class Intake:
     async def claim(self) -> bool:
         """One round over all partitions. True: there may be more where that came from, and room for it.
 
-        With an empty engine suspects come first, unless another worker sees to them: then they come last.
+        Suspects come first where this worker was appointed to them, and last where it happens to be idle.
         """
         if self._unsure:
             await self._link(self._queue.disown(self._hands.claims()))
@@ -102,7 +102,7 @@ class Intake:
         if self._isolating is not None and len(self._hands):
             return await self._join(self._isolating)
         self._isolating = None
-        if await self._isolate(idle=False):
+        if self.appointed and await self._isolate(idle=False):
             return False
         more = False if self.appointed else await self._claim()
         return more or await self._isolate(idle=True)
