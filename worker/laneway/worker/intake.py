@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.hands import Hands
@@ -183,11 +182,16 @@ class Intake:
     async def reclaim_forever(self) -> None:
         """Take over what others lost, and what has waited out its back-off, whenever there is room."""
         mean = min(self._settings.lease_s / 4, RECLAIM_S)
+        pause = Pause()
         while not self._closed.is_set():
-            with suppress(QueueUnavailable):
+            seconds = mean * random.uniform(0.75, 1.25)  # noqa: S311 - only to keep workers apart
+            try:
                 await self.reclaim()
                 await self.look_for_suspects()
-            await self._sleep(mean * random.uniform(0.75, 1.25))  # noqa: S311 - only to keep workers apart
+                pause.reset()
+            except QueueUnavailable:
+                seconds = min(seconds, pause.next())  # what lapsed meanwhile has waited long enough
+            await self._sleep(seconds)
 
     async def reclaim(self) -> None:
         """One look. Raises `QueueUnavailable`."""
