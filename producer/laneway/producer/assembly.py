@@ -5,18 +5,20 @@ consumer may see. Pure: no I/O, no clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from laneway.schemas.events import Ended, Event, Restarted, Started, Tokens
 from laneway.schemas.ids import JobId
 from laneway.schemas.outcome import Result
+from laneway.schemas.record import Kept
 
 
 class Assembler:
-    """Lets events through so that the texts that came out always join to a beginning of one attempt's answer.
+    """Lets events through so that the texts that came out always join to a beginning of one answer.
 
     Events of an attempt below the highest seen are dropped, as are repeated ones. A higher attempt that begins at
-    token event 0 is announced by `Restarted`; one whose `Started` says that it goes on where the text stands is not.
+    token event 0 is announced by `Restarted`; one whose `Started` says that it goes on from where the text stands is
+    not. What was missed before that is filled from what the server keeps of the answer.
     """
 
     def __init__(self, job_id: JobId) -> None:
@@ -24,7 +26,8 @@ class Assembler:
         self.gap = False
         """Token events are missing: later ones are held off until the missing ones are fed, or `finish` is called."""
         self._highest = 0  # attempt
-        self._source = 0  # attempt that the text comes from; 0: no text yet
+        self._source = 0  # attempt that the text comes from or is continued by; 0: no text yet
+        self._origin = 0  # attempt that token event 0 of the text comes from
         self._next = 0  # sequence number of the next token event
         self._started = 0  # attempt last announced by Started
         self._texts: defaultdict[int, str] = defaultdict(str)
@@ -41,11 +44,31 @@ class Assembler:
                 yield from self._restart(event.attempt)
             case Started() if event.attempt > self._started:
                 self._started = event.attempt
-                if 0 < event.resumes_at <= self._next:
-                    self._source = event.attempt
+                if event.resumes_at:
+                    yield from self._resume(event)
                 yield event
             case _:
                 return  # a repetition, or Ended: that is for `finish`
+
+    def catch_up(self, kept: Sequence[Kept]) -> Iterator[Event]:
+        """What a consumer may see of `kept`, the answer's token events from the first on as the server keeps them."""
+        if not kept or (kept[0].attempt, len(kept)) < (self._origin, self._next):
+            return  # of a text that was given up since, or behind what is shown
+        if kept[0].attempt != self._origin:
+            yield from self._restart(kept[0].attempt)
+        self._source = max(self._source, kept[-1].attempt)
+        self.gap = False
+        for seq in range(self._next, len(kept)):
+            event = kept[seq]
+            yield self._add(
+                Tokens(
+                    job_id=self.job_id,
+                    attempt=event.attempt,
+                    seq=seq,
+                    text=event.text,
+                    token_ids=event.token_ids,
+                )
+            )
 
     def finish(self, result: Result) -> Iterator[Event]:
         """The rest of the answer, taken from the stored result, and the end."""
@@ -77,9 +100,16 @@ class Assembler:
             self.gap = False
             yield self._add(event)
 
-    def _restart(self, attempt: int) -> Iterator[Event]:
+    def _resume(self, event: Started) -> Iterator[Event]:
+        if self._origin and (event.origin != self._origin or event.resumes_at < self._next):
+            # It goes on from another text, or from an earlier place than is shown.
+            yield from self._restart(event.attempt, event.origin)
+        self._source, self._origin = event.attempt, event.origin
+        self.gap = event.resumes_at != self._next
+
+    def _restart(self, attempt: int, origin: int = 0) -> Iterator[Event]:
         shown = self._next > 0
-        self._source, self._next, self.gap = attempt, 0, False
+        self._source, self._origin, self._next, self.gap = attempt, origin or attempt, 0, False
         self._texts.clear()
         if shown:
             yield Restarted(job_id=self.job_id, attempt=attempt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -12,13 +13,13 @@ from laneway.producer.errors import JobNotFound, ProducerClosed, QueueUnavailabl
 from laneway.producer.link import Link, checked
 from laneway.producer.listener import Listener
 from laneway.producer.settings import ProducerSettings
-from laneway.schemas.errors import LanewayError
+from laneway.schemas.errors import LanewayError, UnreadableEntry
 from laneway.schemas.ids import JobId
 from laneway.schemas.keys import Keys
 from laneway.schemas.outcome import Result
-from laneway.schemas.record import JobRecord, read_record
+from laneway.schemas.record import JobRecord, Kept, read_record
 from laneway.schemas.state import FINAL_STATES, JobState
-from laneway.schemas.wire import decode_result
+from laneway.schemas.wire import decode_kept, decode_result
 
 _LOOKS = 256
 """Jobs per round trip."""
@@ -74,6 +75,14 @@ class Board:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve(), name="laneway looks")
         return await asyncio.shield(future)
+
+    async def kept(self, job_id: JobId) -> Sequence[Kept]:
+        """The token events that are kept of a running job's answer, from the first on. Raises `QueueUnavailable`."""
+        events = await self._link.ask("LRANGE", self._keys.of_job(job_id).kept(job_id), 0, -1)
+        try:
+            return [decode_kept(event) for event in events]
+        except UnreadableEntry:
+            return []  # a newer release's: the stored result will tell
 
     async def wait(self, job_id: JobId, listener: Listener, patience: Patience) -> Result:
         """The job's result, as soon as it is there. Bridges outages for as long as `patience` lasts."""

@@ -17,7 +17,7 @@ Attach = Callable[[JobId, str], Awaitable[object]]
 
 
 class Follower:
-    """Makes the events of jobs from the output stream, from other producers' streams and from stored results."""
+    """Makes the events of jobs from output streams, from what is kept of unfinished answers and from results."""
 
     def __init__(self, board: Board, listener: Listener, attach: Attach, settings: ProducerSettings) -> None:
         self._board = board
@@ -47,6 +47,9 @@ class Follower:
                         async for event in self._listener.history(job_id, _outputs(status)):
                             for seen in assembler.feed(event):
                                 yield seen
+                        if assembler.gap:
+                            for event in assembler.catch_up(await self._board.kept(job_id)):
+                                yield event
                 except QueueUnavailable as error:
                     await patience.bear(error)
                     continue

@@ -22,6 +22,7 @@ from laneway.schemas import (
     Usage,
 )
 from laneway.schemas.ids import new_job_id
+from laneway.schemas.record import Kept
 
 ID = new_job_id("demo", 0)
 
@@ -91,10 +92,58 @@ def test_an_announcement_by_the_worker_is_not_repeated() -> None:
 
 def test_a_later_attempt_that_goes_on_is_one_uninterrupted_stream() -> None:
     """A job continued from its generated tokens keeps counting: the consumer notices nothing."""
-    resumed = Started(job_id=ID, attempt=2, resumes_at=2)
+    resumed = Started(job_id=ID, attempt=2, resumes_at=2, origin=1)
     _, seen = run(*pieces(1, "ab"), resumed, tokens(2, 2, "c"), tokens(2, 3, "d"))
     assert shown(seen) == "abcd"
     assert not any(isinstance(event, Restarted) for event in seen)
+
+
+def kept(attempt: int, answer: str) -> list[Kept]:
+    """What the server keeps: one event per character."""
+    return [Kept(attempt=attempt, text=text) for text in answer]
+
+
+def test_what_was_missed_before_a_resumption_is_filled_from_what_is_kept() -> None:
+    """Kept, but never sent: the consumer gets it, once, and goes on without a break."""
+    assembler, seen = run(*pieces(1, "ab"), Started(job_id=ID, attempt=2, resumes_at=4, origin=1))
+    assert assembler.gap
+    seen += assembler.catch_up(kept(1, "abcd"))
+    assert not assembler.gap
+    seen += assembler.feed(tokens(2, 4, "e"))
+    assert shown(seen) == "abcde"
+    assert not any(isinstance(event, Restarted) for event in seen)
+
+
+def test_a_resumption_behind_what_is_shown_is_a_restart() -> None:
+    """The server lost its last second: what was shown beyond may not be what follows now."""
+    assembler, seen = run(*pieces(1, "abcd"), Started(job_id=ID, attempt=2, resumes_at=2, origin=1))
+    assert Restarted(job_id=ID, attempt=2) in seen
+    seen += assembler.catch_up(kept(1, "ab"))
+    seen += assembler.feed(tokens(2, 2, "x"))
+    assert shown(seen) == "abx"
+
+
+def test_a_resumption_of_another_text_is_a_restart() -> None:
+    """Attempt 2 began anew unseen and attempt 3 goes on from it: however well the numbers fit, the text is another."""
+    assembler, seen = run(*pieces(1, "ab"), Started(job_id=ID, attempt=3, resumes_at=2, origin=2))
+    seen += assembler.catch_up([*kept(2, "xy"), *kept(3, "z")])
+    assert shown(seen) == "xyz"
+    assert seen.count(Restarted(job_id=ID, attempt=3)) == 1
+
+
+def test_who_comes_late_gets_the_beginning_from_what_is_kept() -> None:
+    """A consumer that attaches to a running job need not wait for its end."""
+    assembler, seen = run(tokens(1, 3, "d"))
+    seen += assembler.catch_up(kept(1, "abcd"))
+    seen += assembler.feed(tokens(1, 4, "e"))
+    assert shown(seen) == "abcde"
+
+
+def test_what_is_kept_of_a_text_given_up_is_not_shown() -> None:
+    """A read that was under way while another attempt began anew changes nothing."""
+    assembler, seen = run(*pieces(2, "xy"), tokens(2, 3, "!"))
+    assert list(assembler.catch_up(kept(1, "abcd"))) == []
+    assert shown(seen) == "xy"
 
 
 def test_a_later_attempt_whose_beginning_was_lost_is_not_taken_for_the_same_text() -> None:
@@ -169,3 +218,60 @@ def test_the_joined_text_is_always_the_stored_answer(delivery: tuple[list[Event]
     assert isinstance(seen[-1], Ended)
     since_restart = [event.seq for event in seen if isinstance(event, Tokens) and event.attempt == attempts]
     assert since_restart == sorted(set(since_restart))
+
+
+class Attempts:
+    """Attempts at one job as a server sees them: what is kept, and what consumers were sent, which is never more."""
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+        self.log: list[Event] = []
+        self.attempt = 0
+        self._count = 0
+
+    def begin(self, anew: bool) -> None:
+        """A further attempt takes over."""
+        self.attempt += 1
+        if anew or not self.kept:
+            self.kept = []
+            if self.attempt > 1:
+                self.log.append(Restarted(job_id=ID, attempt=self.attempt))
+            self.log.append(Started(job_id=ID, attempt=self.attempt))
+        else:
+            origin, at = self.kept[0].attempt, len(self.kept)
+            self.log.append(Started(job_id=ID, attempt=self.attempt, resumes_at=at, origin=origin))
+
+    def generate(self, sent: bool) -> None:
+        """A token that no other attempt would have drawn."""
+        self._count += 1
+        event = Kept(attempt=self.attempt, text=chr(0x4E00 + self._count))
+        self.kept.append(event)
+        if sent:
+            self.log.append(tokens(self.attempt, len(self.kept) - 1, event.text))
+
+
+@given(st.lists(st.sampled_from(["anew", "resume", "token", "token", "unsent", "read", "look"]), max_size=40))
+def test_resumptions_join_to_what_is_kept(steps: list[str]) -> None:
+    """Whatever is lost, resumed or begun anew: what is shown was the beginning of one answer at every moment, and a
+    consumer with a gap that looks at what is kept has no gap."""
+    server, assembler, seen = Attempts(), Assembler(ID), list[Event]()
+    server.begin(anew=True)
+    read = 0
+    for step in steps:
+        if step in {"anew", "resume"}:
+            server.begin(anew=step == "anew")
+        elif step in {"token", "unsent"}:
+            server.generate(sent=step == "token")
+        elif step == "read":
+            seen += [event for sent in server.log[read:] for event in assembler.feed(sent)]
+            read = len(server.log)
+            if assembler.gap:
+                seen += assembler.catch_up(server.kept)
+                assert not assembler.gap
+            assert "".join(event.text for event in server.kept).startswith(shown(seen)) or not server.kept
+        else:
+            read = len(server.log)  # an outage: what was sent went nowhere
+    server.begin(anew=False)
+    answer = "".join(event.text for event in server.kept)
+    seen += assembler.finish(result(answer, attempt=server.attempt))
+    assert shown(seen) == answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from laneway.schemas.ids import AdapterId, WorkerId, new_job_id
 from laneway.schemas.job import AttemptPolicy, Job, Prompt
 from laneway.schemas.keys import lanes
 from laneway.schemas.outcome import Cancelled, Completed, Expired, Failed, Outcome
+from laneway.schemas.record import Kept
 from laneway.schemas.sampling import Sampling
 from laneway.worker.adapters import AdapterShelf
 from laneway.worker.attempt import Attempt
@@ -40,7 +41,9 @@ class Bench:
             {SQL: Adapter(id=SQL, path="/models/sql", digest="d1")}, lambda: 1, engine.load_adapter
         )
 
-    def attempt(self, job: Job | None = None, **claim: Any) -> Attempt:
+    def attempt(
+        self, job: Job | None = None, *, keep: Callable[[int, Kept], None] | None = None, **claim: Any
+    ) -> Attempt:
         job = job or make_job()
         claim = {"entry": "1-0", "attempt": 1, "submitted_ms": 1000, "claimed_ms": 1500, **claim}
         return Attempt(
@@ -52,6 +55,7 @@ class Bench:
             emit=self._hear,
             entered=self._count,
             telemetry=Telemetry(self.facts.append),
+            keep=keep,
         )
 
     def _hear(self, event: Event) -> None:
@@ -72,7 +76,8 @@ class Bench:
 
 def make_job(**fields: Any) -> Job:
     fields.setdefault("sampling", Sampling(max_tokens=4))
-    return Job(id=new_job_id("m", 0), model="m", **{"payload": Prompt(text="one two three"), **fields})
+    given = {"id": new_job_id("m", 0), "payload": Prompt(text="one two three"), **fields}
+    return Job(model="m", **given)
 
 
 def outcome_of(verdict: Verdict) -> Outcome:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 from laneway.schemas.outcome import Choice, TokenLogprob
+from laneway.schemas.record import Kept
 from laneway.worker.ports import Piece
 
 NATURAL_ENDS = frozenset({"stop", "length"})
 """Finish reasons of a completion. Whatever else an engine says, above all `abort`, is none."""
+
+
+def natural_end(piece: Piece) -> str | None:
+    """The finish reason of a piece, where it is one of a completion."""
+    return piece.finish_reason if piece.finish_reason in NATURAL_ENDS else None
 
 
 class Answer:
@@ -25,19 +34,33 @@ class Answer:
         self._logprobs += piece.logprobs or ()
         self.last = piece
 
+    @classmethod
+    def restored(cls, kept: Sequence[Kept]) -> Self:
+        """As far as earlier attempts came."""
+        answer = cls()
+        for event in kept:
+            answer.add(
+                Piece(
+                    text=event.text,
+                    token_ids=event.token_ids,
+                    finish_reason=event.finish_reason,
+                    stop_reason=event.stop_reason,
+                )
+            )
+        return answer
+
     @property
-    def tokens(self) -> int:
+    def token_ids(self) -> Sequence[int]:
         """Tokens so far."""
-        return len(self._token_ids)
+        return self._token_ids
 
     def choice(self) -> Choice:
         """What there is of it, for an outcome."""
-        reason = self.last.finish_reason
         return Choice(
             index=self.last.index,
             text="".join(self._text),
             token_ids=tuple(self._token_ids),
-            finish_reason=reason if reason in NATURAL_ENDS else None,
+            finish_reason=natural_end(self.last),
             stop_reason=self.last.stop_reason,
             logprobs=tuple(self._logprobs) or None,
         )

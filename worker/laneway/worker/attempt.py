@@ -1,6 +1,6 @@
 """One attempt at one job, from claim to verdict.
 
-    cancelled or expired? -> check -> prepare -> adapter -> generate -> judge
+    cancelled or expired? -> check -> prepare -> adapter -> (go on) -> generate -> judge
 
 Every way out is a verdict, a value that says what to do with the job; whoever asked for the attempt does it.
 """
@@ -31,8 +31,9 @@ from laneway.schemas.outcome import (
     Timeline,
     Usage,
 )
+from laneway.schemas.record import Kept
 from laneway.worker.adapters import AdapterShelf
-from laneway.worker.answer import NATURAL_ENDS, Answer
+from laneway.worker.answer import NATURAL_ENDS, Answer, natural_end
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
 from laneway.worker.policy.quarantine import SEEN, is_guilty
 from laneway.worker.policy.retry import RetryAfter, after_failure
@@ -58,8 +59,12 @@ class Attempt:
         emit: Callable[[Event], None],
         entered: Callable[[], None],
         telemetry: Telemetry,
+        keep: Callable[[int, Kept], None] | None = None,
     ) -> None:
-        """`emit` gets the events for consumers; `entered` is called when the job goes into the engine."""
+        """`emit` gets the events for consumers; `entered` is called when the job goes into the engine.
+
+        `keep` gets each token event with its number, before `emit` does; None for a job that cannot go on from them.
+        """
         self.claim = claim
         self.engine_since: float | None = None
         """Monotonic time at which the job went into the engine; None: nothing of it is in there."""
@@ -72,6 +77,7 @@ class Attempt:
         self._last_ms = claim.claimed_ms
         self._emit = emit
         self._entered = entered
+        self._keep = keep
         self._telemetry = telemetry
         self._run = f"{claim.job.id}.{claim.attempt}"
         self._answers: dict[int, Answer] = {}
@@ -80,8 +86,13 @@ class Attempt:
         self._started_ms = 0
         self._first_token_ms = 0
         self._adapter: Adapter | None = None
+        self._lora_digest = ""
+        self._origin = claim.attempt  # where the answer begins
+        self._spoke = False
         self._stop: Stop | None = None
         self._task: asyncio.Task[Verdict] | None = None
+        if keep is not None and claim.kept:
+            self._restore(claim.kept)
 
     def stop(self, why: Stop) -> None:
         """Break the attempt off, wherever it is. The first reason counts; after the end there is nothing to stop."""
@@ -127,7 +138,8 @@ class Attempt:
             check_job(self.claim.job)
             prepared = await self._prepare()
             async with self._adapters.lend(self.claim.job.lora) as self._adapter:
-                await self._generate(prepared)
+                if (left := self._go_on(prepared)) is not None:
+                    await self._generate(left)
             return self._judge()
         except InvalidJob as error:
             return self._refused("invalid_job", f"{error.field}: expected {error.expected}", error.field)
@@ -138,14 +150,30 @@ class Attempt:
 
     def _too_late(self) -> Outcome | None:
         if self.claim.cancelled:
-            return Cancelled()
+            return Cancelled(choices=self._choices(), usage=self._used_if_any())
         deadline = self.claim.deadline
-        return Expired() if deadline is not None and time.monotonic() >= deadline else None
+        if deadline is not None and time.monotonic() >= deadline:
+            return Expired(choices=self._choices(), usage=self._used_if_any())
+        return None
 
     async def _prepare(self) -> Prepared:
         prepared = await self._engine.prepare(self.claim.job)
         self._usage = Usage(prompt_tokens=len(prepared.prompt_token_ids))
         return prepared
+
+    def _go_on(self, prepared: Prepared) -> Prepared | None:
+        """The job as it is to be run, after what earlier attempts generated. None: that is the whole answer."""
+        digest = self._adapter.digest if self._adapter else ""
+        answer = self._answers.get(0)
+        if answer is None:
+            self._lora_digest = digest
+            return prepared
+        if self._lora_digest != digest or max(answer.token_ids, default=0) >= self._engine.info.vocabulary:
+            self._begin_anew(digest)
+            return prepared
+        if answer.last.finish_reason is None and len(answer.token_ids) >= prepared.max_tokens:
+            answer.add(Piece(finish_reason="length"))
+        return None if answer.last.finish_reason else self._engine.extend(prepared, answer.token_ids)
 
     async def _generate(self, prepared: Prepared) -> None:
         priority = 0 if self.claim.job.slo is SloClass.LATENCY else 1
@@ -183,23 +211,29 @@ class Attempt:
         job, attempt = self.claim.job, self.claim.attempt
         self.engine_since = time.monotonic()
         self._started_ms = self._now()
-        if attempt > 1:
-            self._emit(Restarted(job_id=job.id, attempt=attempt))
-        self._emit(Started(job_id=job.id, attempt=attempt))
+        if self._answers:
+            self._emit(Started(job_id=job.id, attempt=attempt, resumes_at=self._seq, origin=self._origin))
+            self._tell("job.resumed", tokens=len(self._answers[0].token_ids))
+        else:
+            if attempt > 1:
+                self._emit(Restarted(job_id=job.id, attempt=attempt))
+            self._emit(Started(job_id=job.id, attempt=attempt))
         self._entered()
 
     def _add(self, pieces: Sequence[Piece]) -> None:
-        job = self.claim.job
+        job, attempt = self.claim.job, self.claim.attempt
         for piece in pieces:
             self._answers.setdefault(piece.index, Answer()).add(piece)
             if not (piece.token_ids or piece.text):
                 continue
-            if not self._first_token_ms:
-                self._first_token(piece)
+            if not self._spoke:
+                self._first_piece(piece)
+            if self._keep is not None:
+                self._keep(self._seq, self._kept(piece))
             self._emit(
                 Tokens(
                     job_id=job.id,
-                    attempt=self.claim.attempt,
+                    attempt=attempt,
                     seq=self._seq,
                     text=piece.text,
                     token_ids=piece.token_ids,
@@ -208,10 +242,42 @@ class Attempt:
             )
             self._seq += 1
 
-    def _first_token(self, piece: Piece) -> None:
-        self._first_token_ms = self._now()
-        self._usage = replace(self._usage, cached_tokens=piece.cached_tokens)
-        self._tell("job.first_token", seconds=(self._first_token_ms - self.claim.submitted_ms) / 1000)
+    def _first_piece(self, piece: Piece) -> None:
+        self._spoke = True
+        cached = min(piece.cached_tokens, self._usage.prompt_tokens)
+        self._usage = replace(self._usage, cached_tokens=cached)
+        if not self._first_token_ms:
+            self._first_token_ms = self._now()
+            self._tell("job.first_token", seconds=(self._first_token_ms - self.claim.submitted_ms) / 1000)
+
+    # --- what is kept -----------------------------------------------------------
+
+    def _kept(self, piece: Piece) -> Kept:
+        first = self._seq == 0
+        return Kept(
+            attempt=self.claim.attempt,
+            text=piece.text,
+            token_ids=piece.token_ids,
+            finish_reason=natural_end(piece),
+            stop_reason=piece.stop_reason,
+            first_token_ms=self._first_token_ms if first else 0,
+            lora_digest=self._lora_digest if first else "",
+        )
+
+    def _restore(self, kept: Sequence[Kept]) -> None:
+        self._answers = {0: Answer.restored(kept)}
+        self._seq = len(kept)
+        self._origin = kept[0].attempt
+        self._first_token_ms = kept[0].first_token_ms
+        self._lora_digest = kept[0].lora_digest
+
+    def _begin_anew(self, lora_digest: str) -> None:
+        self._answers.clear()
+        self._seq = self._first_token_ms = 0
+        self._origin = self.claim.attempt
+        self._lora_digest = lora_digest
+
+    # --- the engine -------------------------------------------------------------
 
     async def _abort(self, stream: AsyncIterator[Sequence[Piece]]) -> None:
         # A dead or hung engine may refuse or never answer, and what it says no longer matters.
@@ -284,9 +350,13 @@ class Attempt:
         return tuple(self._answers[index].choice() for index in sorted(self._answers))
 
     def _used(self) -> Usage:
-        return replace(self._usage, output_tokens=sum(answer.tokens for answer in self._answers.values()))
+        tokens = sum(len(answer.token_ids) for answer in self._answers.values())
+        return replace(self._usage, output_tokens=tokens)
 
-    def _tell(self, event: str, seconds: float = 0.0) -> None:
+    def _used_if_any(self) -> Usage | None:
+        return self._used() if self._answers else None
+
+    def _tell(self, event: str, seconds: float = 0.0, **numbers: int) -> None:
         job = self.claim.job
         self._telemetry.tell(
             event,
@@ -295,4 +365,5 @@ class Attempt:
             bucket=job.bucket.value,
             lora=job.lora or "",
             seconds=seconds,
+            **numbers,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from laneway.schemas.events import Ended, Event
@@ -15,10 +16,12 @@ from laneway.schemas.outcome import Result, Usage
 from laneway.worker.adapters import AdapterShelf
 from laneway.worker.attempt import Attempt
 from laneway.worker.errors import QueueUnavailable
+from laneway.worker.keeping import AnswerKeeper
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
 from laneway.worker.policy.admission import Ledger
 from laneway.worker.policy.quarantine import SUSPECT
+from laneway.worker.policy.resume import why_not_resumable
 from laneway.worker.ports import Claim, Engine, JobQueue, Settlement
 from laneway.worker.publisher import Publisher
 from laneway.worker.telemetry import Telemetry
@@ -59,6 +62,7 @@ class Hands:
         link: Link,
         publisher: Publisher,
         lease: LeaseKeeper,
+        keeper: AnswerKeeper,
         adapters: AdapterShelf,
         telemetry: Telemetry,
         worker: WorkerId,
@@ -70,6 +74,7 @@ class Hands:
         self._link = link
         self._publisher = publisher
         self._lease = lease
+        self._keeper = keeper
         self._adapters = adapters
         self._telemetry = telemetry
         self._worker = worker
@@ -118,6 +123,7 @@ class Hands:
             emit=lambda event: self._emit(hand, event),
             entered=lambda: self._entered(hand),
             telemetry=self._telemetry,
+            keep=partial(self._keeper.add, claim) if why_not_resumable(job) is None else None,
         )
         self._hands[job.id] = hand
         self._taken[job.slo] += hand.seats
@@ -159,6 +165,7 @@ class Hands:
         """A job is not this worker's any more: stop it, and say nothing more about it."""
         if (hand := self._hands.get(job_id)) is not None:
             self._publisher.forget(job_id)
+            self._keeper.forget(job_id)
             hand.readers.clear()
             hand.token_readers.clear()
             hand.attempt.stop(Stop.LOST)
@@ -193,6 +200,7 @@ class Hands:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
+                await self._save(back)
                 await self._insist(lambda: self._queue.hand_back(back))
             for claim in back:
                 self._tell(claim, "job.handed_back")
@@ -229,6 +237,8 @@ class Hands:
         hand.settling = True
         if hand.notes:
             await asyncio.wait(hand.notes)
+        if isinstance(verdict, Lose | Retry):
+            await self._save([claim])
         match verdict:
             case Settle(result):
                 settlement = await self._insist(lambda: self._queue.settle(claim, result))
@@ -243,6 +253,12 @@ class Hands:
                 kept = await self._insist(lambda: self._queue.retry(claim, error, delay_ms))
                 event = "job.retried" if kept else "job.fenced"
                 self._tell(claim, event, code=error.code, delay_ms=delay_ms)
+        self._keeper.forget(claim.job.id)
+
+    async def _save(self, claims: Sequence[Claim]) -> None:
+        """Keep all that these jobs have generated, if the server is there: another attempt goes on from it."""
+        with suppress(QueueUnavailable):
+            await self._keeper.save([claim.job.id for claim in claims])
 
     def _settled(self, hand: Hand, result: Result, settlement: Settlement, dead: bool = False) -> None:
         claim = hand.claim

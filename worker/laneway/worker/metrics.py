@@ -64,6 +64,9 @@ class Metrics:
         self._retried = self._counter("jobs_retried", "Failed attempts that another follows.", slo)
         self._dead = self._counter("jobs_dead_lettered", "Jobs given up, and unreadable entries.", slo)
         self._back = self._counter("jobs_handed_back", "Jobs returned unharmed.", slo)
+        self._resumed = self._counter(
+            "jobs_resumed", "Attempts that went on from the tokens of an earlier one.", slo
+        )
         self._lost = self._counter("jobs_lost", "Jobs dropped because their lease was gone.", slo)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of settled jobs.", slo)
         self._cached = self._counter("cached_prompt_tokens", "Those of them found in the prefix cache.", slo)
@@ -169,6 +172,7 @@ class Metrics:
             "job.dead_lettered": self._dead,
             "job.handed_back": self._back,
             "job.lost": self._lost,
+            "job.resumed": self._resumed,
         }
         for slo in _SLOS:
             for series in (*self._by_class.values(), self._prompt, self._cached, self._output, self._tpot):

@@ -241,6 +241,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     job: Job
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+    generated: int = 0
+    """Tokens at the end of the prompt that are the beginning of the answer."""
     native: Any = None
 
 
@@ -288,6 +290,12 @@ class Engine(Protocol):
 
         Raises:
             JobRefused: too long, a token outside the vocabulary, a template's refusal, an unknown adapter...
+        """
+
+    def extend(self, prepared: Prepared, generated: Sequence[int]) -> Prepared:
+        """A prepared job whose answer begins with `generated`, which must leave room for a token.
+
+        What is generated then follows them, and its text continues theirs, whatever characters the cut divides.
         """
 
     def generate(self, run: str, prepared: Prepared, priority: int) -> AsyncIterator[Sequence[Piece]]:

@@ -2,14 +2,17 @@
 
 The server sets the pace: while a flush is under way the next one gathers, so a slow server gets fewer, larger
 entries. What a stream may gather is bounded: beyond it token events are dropped, which the consumer sees as a gap in
-`seq` and mends with the stored result. The end of a job is never dropped.
+`seq` and mends with what is kept of the answer, or with the stored result. The end of a job is never dropped.
+
+Tokens of a job that may go on elsewhere are kept before they are sent; where it turns out to be somebody else's, they
+are not sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from laneway.schemas.events import Ended, Event, Tokens
 from laneway.schemas.ids import JobId
@@ -32,12 +35,17 @@ class Publisher:
         link: Link,
         is_stale: Callable[[JobId], bool] = lambda job_id: False,
         most_tokens: int = MOST_TOKENS,
+        save: Callable[[Iterable[JobId]], Awaitable[set[JobId]]] | None = None,
     ) -> None:
-        """`is_stale` tells jobs that may be somebody else's by now: their events are withheld."""
+        """`is_stale` tells jobs that may be somebody else's by now: their events are withheld.
+
+        `save` keeps what some jobs have generated so far; it returns those that are no longer this worker's.
+        """
         self._queue = queue
         self._link = link
         self._is_stale = is_stale
         self._most = most_tokens
+        self._save = save
         self._gathered: dict[str, list[Event]] = {}
         self._tokens: dict[str, int] = {}
         self._unread: dict[str, float] = {}
@@ -77,6 +85,7 @@ class Publisher:
             await self._filled.wait()
             batch = self._take()
             try:
+                batch = await self._kept(batch)
                 unread = await self._link(self._queue.publish(batch)) if batch else set()
                 pause.reset()
             except QueueUnavailable:
@@ -98,15 +107,14 @@ class Publisher:
 
     def _take(self) -> dict[str, list[Event]]:
         self._filled.clear()
-        batch = {
-            output: [
-                event for event in events if isinstance(event, Ended) or not self._is_stale(event.job_id)
-            ]
-            for output, events in self._gathered.items()
-        }
-        self._gathered = {}
-        self._tokens = {}
-        return {output: events for output, events in batch.items() if events}
+        gathered, self._gathered, self._tokens = self._gathered, {}, {}
+        return _sent(gathered, lambda event: isinstance(event, Ended) or not self._is_stale(event.job_id))
+
+    async def _kept(self, batch: dict[str, list[Event]]) -> dict[str, list[Event]]:
+        """The batch, once its tokens are kept, without those of jobs that are somebody else's."""
+        jobs = {event.job_id for events in batch.values() for event in events if isinstance(event, Tokens)}
+        gone = await self._save(jobs) if self._save and jobs else set()
+        return _sent(batch, lambda event: event.job_id not in gone) if gone else batch
 
     def _keep_ends(self, batch: dict[str, list[Event]]) -> None:
         # The reply may have been lost after the server did it: tokens sent twice would be wrong, an end is not.
@@ -123,3 +131,9 @@ class Publisher:
             return True
         del self._unread[output]
         return False
+
+
+def _sent(batch: Mapping[str, list[Event]], wanted: Callable[[Event], bool]) -> dict[str, list[Event]]:
+    """What is wanted of a batch, without streams of which nothing is."""
+    found = {output: [event for event in events if wanted(event)] for output, events in batch.items()}
+    return {output: events for output, events in found.items() if events}

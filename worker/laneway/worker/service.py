@@ -14,6 +14,7 @@ from laneway.worker.adapters import AdapterShelf
 from laneway.worker.errors import EngineDied, EngineStartFailed, QueueUnavailable
 from laneway.worker.hands import Hands
 from laneway.worker.intake import Intake
+from laneway.worker.keeping import AnswerKeeper
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
 from laneway.worker.ports import Adapter, Engine, JobQueue
@@ -65,7 +66,10 @@ class Service:
         queue, engine, settings, telemetry = self._queue, self._engine, self.settings, self._telemetry
         self.link = Link(telemetry)
         self.adapters = AdapterShelf(adapters, lambda: engine.info.max_loras, engine.load_adapter)
-        self.publisher = Publisher(queue, self.link, lambda job_id: self.lease.is_stale(job_id))
+        self.keeper = AnswerKeeper(queue, self.link, lambda job_id, why: self.hands.lose(job_id, why))
+        self.publisher = Publisher(
+            queue, self.link, lambda job_id: self.lease.is_stale(job_id), save=self.keeper.save
+        )
         self.lease = LeaseKeeper(
             queue,
             self.link,
@@ -80,6 +84,7 @@ class Service:
             link=self.link,
             publisher=self.publisher,
             lease=self.lease,
+            keeper=self.keeper,
             adapters=self.adapters,
             telemetry=telemetry,
             worker=self.worker,
@@ -192,6 +197,7 @@ class Service:
             self._loop(self.lease.renew_forever()),
             self._loop(self.lease.watch_forever()),
             self._loop(self.publisher.run()),
+            self._loop(self.keeper.run()),
             self._loop(self._obey_forever()),
             self._loop(self._beat_forever()),
             self._loop(self._engine.died.wait()),

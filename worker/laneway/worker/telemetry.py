@@ -5,6 +5,7 @@
 | `phase.changed` | the worker enters a phase of its life |
 | `job.claimed` | a job is in hand, under a lease |
 | `job.started` | its attempt enters the engine |
+| `job.resumed` | it goes on from the tokens of an earlier attempt |
 | `job.first_token` | the first token came |
 | `job.settled` | its outcome is stored and the job has left its lane |
 | `job.fenced` | its outcome was refused: another worker owns the job, or it had ended already |

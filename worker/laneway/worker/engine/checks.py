@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
 
 from laneway.schemas.errors import InvalidJob
 from laneway.schemas.job import ChatMessage, Job, TokenIds
 from laneway.schemas.sampling import check_sampling
 from laneway.schemas.text import check_text
 from laneway.worker.errors import JobRefused
-from laneway.worker.ports import EngineInfo
+from laneway.worker.policy.resume import remaining
+from laneway.worker.ports import EngineInfo, Prepared
 
 
 def check_again(job: Job) -> None:
@@ -80,6 +83,18 @@ def fit_tokens(prompt: int, wanted: int | None, info: EngineInfo) -> int:
             "prompt",
         )
     return most - prompt if wanted is None else min(wanted, most - prompt)
+
+
+def extended(prepared: Prepared, generated: Sequence[int]) -> Prepared:
+    """`Engine.extend`, as far as it is the same for every engine: all but `native`."""
+    job, count = prepared.job, len(generated)
+    return replace(
+        prepared,
+        job=replace(job, sampling=remaining(job.sampling, count)),
+        prompt_token_ids=(*prepared.prompt_token_ids, *generated),
+        max_tokens=prepared.max_tokens - count,
+        generated=count,
+    )
 
 
 def text_of(message: ChatMessage) -> str:

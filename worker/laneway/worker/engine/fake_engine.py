@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from laneway.schemas.ids import AdapterId
 from laneway.schemas.job import Job
+from laneway.worker.engine.checks import extended
 from laneway.worker.engine.fake_prepare import prepare
 from laneway.worker.engine.fake_run import FakeRun
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
@@ -106,6 +107,10 @@ class FakeEngine:
     async def prepare(self, job: Job) -> Prepared:
         """Check and tokenise. Raises `JobRefused` for what a real engine would refuse."""
         return prepare(job, self.info, self.settings.answer_tokens)
+
+    def extend(self, prepared: Prepared, generated: Sequence[int]) -> Prepared:
+        """Go on from tokens that the answer has already."""
+        return extended(prepared, generated)
 
     async def generate(self, run: str, prepared: Prepared, priority: int) -> AsyncIterator[Sequence[Piece]]:
         """Run a prepared job; one item per step that added to it."""

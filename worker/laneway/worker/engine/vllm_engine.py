@@ -21,7 +21,7 @@ from laneway.worker.engine.model_folder import resolve_model
 from laneway.worker.engine.tensors import folder_shapes
 from laneway.worker.engine.vllm_adapters import VllmAdapters
 from laneway.worker.engine.vllm_args import VllmSettings, set_environment
-from laneway.worker.engine.vllm_output import pieces
+from laneway.worker.engine.vllm_output import Seam, pieces
 from laneway.worker.engine.vllm_prepare import Preparer
 from laneway.worker.engine.vllm_stats import StatsKeeper
 from laneway.worker.errors import AttemptFailed, EngineDied, EngineStartFailed, JobRefused
@@ -198,6 +198,10 @@ class VllmEngine:
                 "sampling.structured_outputs",
             ) from None
 
+    def extend(self, prepared: Prepared, generated: Sequence[int]) -> Prepared:
+        """Go on from tokens that the answer has already."""
+        return self._preparer.extend(prepared, generated)
+
     async def generate(self, run: str, prepared: Prepared, priority: int) -> AsyncIterator[Sequence[Piece]]:
         """Run a prepared job; one item per engine output."""
         self._check_alive()
@@ -243,9 +247,10 @@ class VllmEngine:
             priority=priority,
         )
         open_answers = prepared.job.sampling.n
+        seam = Seam(self._native.detokenizer(self._llm, prepared), prepared) if prepared.generated else None
         try:
             async for output in stream:
-                made = pieces(output)
+                made = pieces(output) if seam is None else seam.mend(pieces(output))
                 open_answers -= sum(piece.finish_reason is not None for piece in made)
                 yield made
                 if not open_answers:

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import vllm
@@ -19,6 +20,7 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -28,7 +30,7 @@ from laneway.schemas.sampling import Sampling, StructuredOutput
 from laneway.worker.engine.vllm_args import VllmSettings, check_names, engine_args, spare_slots
 from laneway.worker.engine.vllm_prepare import first_line
 from laneway.worker.errors import AttemptFailed, EngineDied, EngineStartFailed, JobRefused, SettingsError
-from laneway.worker.ports import EngineInfo
+from laneway.worker.ports import EngineInfo, Prepared
 
 DEAD = "the engine died"
 
@@ -135,6 +137,17 @@ def sampling_params(llm: Any, job: Job, max_tokens: int) -> Any:
     except _JOBS_FAULT as error:
         raise JobRefused("invalid_sampling", f"sampling: {first_line(error)}", "sampling") from None
     return params
+
+
+def detokenizer(llm: Any, prepared: Prepared) -> Any:
+    """What makes vLLM's texts, for the answer to a prompt without the answer's own beginning."""
+    request = SimpleNamespace(
+        request_id="",
+        prompt_token_ids=list(prepared.prompt_token_ids[: -prepared.generated]),
+        prompt_embeds=None,
+        sampling_params=prepared.native,
+    )
+    return IncrementalDetokenizer.from_new_request(llm.output_processor.tokenizer, request)
 
 
 _SAME = (

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from laneway.schemas.job import Chat, ChatMessage, Job, Prompt, TokenIds
-from laneway.worker.engine.checks import check_again, check_prompt, check_token_ids, fit_tokens, text_of
+from laneway.worker.engine.checks import (
+    check_again,
+    check_prompt,
+    check_token_ids,
+    extended,
+    fit_tokens,
+    text_of,
+)
 from laneway.worker.errors import JobRefused
 from laneway.worker.ports import EngineInfo, Prepared
 
@@ -47,6 +56,11 @@ class Preparer:
         check_token_ids(job, ids, self._info.vocabulary)
         room = fit_tokens(len(ids), job.sampling.max_tokens, self._info)
         return Prepared(job=job, prompt_token_ids=ids, max_tokens=room, native=self._sampling(job, room))
+
+    def extend(self, prepared: Prepared, generated: Sequence[int]) -> Prepared:
+        """The job, to go on from tokens that its answer has already."""
+        made = extended(prepared, generated)
+        return replace(made, native=self._sampling(made.job, made.max_tokens))
 
     def _token_ids(self, job: Job) -> tuple[int, ...]:
         payload = job.payload

@@ -2,7 +2,10 @@
 
 Going on means: the prompt plus the tokens generated so far become the new prompt, and the step limits shrink by what
 is there. The answer is then one that an undisturbed run could have given. It would not be where the sampler carries
-state from token to token that a new prompt does not restore.
+state from token to token that a new prompt does not restore: so a job goes on unless it has n > 1, a seed, a penalty,
+a grammar, log-probabilities, bad words, stop strings, or special tokens shown without blanks between them.
+Temperature, top-p, top-k, min-p, logit bias, allowed tokens, stop tokens, `min_tokens` and `ignore_eos` look at one
+step only; a greedy answer is the same as an undisturbed one, up to the rounding of the engine's arithmetic.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ def why_not_resumable(job: Job) -> str | None:
         or sampling.prompt_logprobs is not None,
         "bad words (a word may span the cut)": bool(sampling.bad_words),
         "stop strings (one may span the cut)": bool(sampling.stop),
+        "special tokens without blanks between them (what came before the cut decides)": not (
+            sampling.skip_special_tokens or sampling.spaces_between_special_tokens
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

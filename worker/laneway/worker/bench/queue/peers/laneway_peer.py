@@ -46,6 +46,10 @@ class NoEngine:
         """One token, whatever the prompt."""
         return Prepared(job=job, prompt_token_ids=(1,), max_tokens=1)
 
+    def extend(self, prepared: Prepared, generated: Sequence[int]) -> Prepared:
+        """Nothing to add."""
+        return prepared
+
     async def generate(self, run: str, prepared: Prepared, priority: int) -> AsyncIterator[Sequence[Piece]]:
         """The whole answer in the first step."""
         self._steps += 1
