@@ -59,10 +59,13 @@ def mixed() -> list[tuple[Asked, SloClass]]:
     return jobs
 
 
-async def submit(producer: Producer, asked: Asked, slo: SloClass) -> str:
+async def submit(producer: Producer, asked: Asked, slo: SloClass, *, stream: bool = False) -> str:
     prompt, lora, most = asked
     sampling = {"temperature": 0.0, "max_tokens": most, "ignore_eos": True}
-    return (await producer.submit(model="demo", prompt=prompt, lora=lora, slo=slo, sampling=sampling)).id
+    job = await producer.submit(
+        model="demo", prompt=prompt, lora=lora, slo=slo, sampling=sampling, stream=stream
+    )
+    return job.id
 
 
 async def answers(producer: Producer, jobs: list[str], attempt: int) -> list[list[int]]:
@@ -101,7 +104,7 @@ async def test_real_workers_answer_as_vllm_does_also_when_one_is_killed(
     redis_url: str, namespace: str, tmp_path: Path, producer: Producer
 ) -> None:
     """Mixed work in one engine is answered as by vLLM alone; after a `kill -9` with 20 jobs in hand another worker
-    gives each the outcome that an undisturbed run gives; no process of the killed worker is left."""
+    gives each the outcome that an undisturbed run gives, going on from the tokens that were there; no process of the killed worker is left."""
     first_work = mixed()
     second_work: list[Asked] = [
         (f"A story about {TOPICS[n % 8]}, part {n}:", LORAS[n % 3], 40) for n in range(20)
@@ -110,8 +113,8 @@ async def test_real_workers_answer_as_vllm_does_also_when_one_is_killed(
         await ready(first)
         jobs = [await submit(producer, asked, slo) for asked, slo in first_work]
         mixed_answers = await answers(producer, jobs, attempt=1)
-        later = [await submit(producer, asked, SloClass.LATENCY) for asked in second_work]
-        await first.says("job.claimed", times=52)
+        later = [await submit(producer, asked, SloClass.LATENCY, stream=True) for asked in second_work]
+        await first.says("job.first_token", times=42, timeout=60)
         family = children(first.pid)
         first.send(signal.SIGKILL)
         await first.exit_code()
@@ -119,6 +122,7 @@ async def test_real_workers_answer_as_vllm_does_also_when_one_is_killed(
         async with real_worker(redis_url, namespace, tmp_path / "b.log") as second:
             await ready(second)
             killed_answers = await answers(producer, later, attempt=2)
+            assert await second.says("job.resumed", times=5)
             second.send(signal.SIGTERM)
             assert await second.exit_code(60) == 0
     expected = await direct([asked for asked, _ in first_work] + second_work)

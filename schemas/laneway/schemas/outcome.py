@@ -85,7 +85,10 @@ Outcome = Completed | Failed | Cancelled | Expired
 
 
 class Timeline(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When things happened to a job, in milliseconds of Redis' clock since 1970. 0: it never did."""
+    """When things happened to a job, in milliseconds of Redis' clock since 1970. 0: it never did.
+
+    Claim and start are those of the last attempt; the first token may be an earlier one's, where a job went on from it.
+    """
 
     submitted_ms: int = 0
     claimed_ms: int = 0
