@@ -14,7 +14,7 @@ from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
 from laneway.producer import JobNotFound, Producer
-from laneway.schemas import Ended, Event, Restarted, Started, Tokens
+from laneway.schemas import Cancelled, Ended, Event, Restarted, Started, Tokens, Usage
 from laneway.schemas.ids import JobId, new_job_id
 
 pytestmark = pytest.mark.redis
@@ -261,3 +261,34 @@ async def test_heartbeats_keep_the_output_stream_alive(redis_url: str, namespace
             return bool(low > before)
 
         await wait_until(renewed, "a heartbeat")
+
+
+async def test_a_gap_is_filled_from_what_is_kept(redis_url: str, namespace: str) -> None:
+    """Long before the end: a consumer that attaches in the middle of an answer sees it from the beginning."""
+    async with hand(redis_url, namespace) as worker, Producer(redis_url, namespace=namespace) as producer:
+        job = await producer.submit(model="demo", prompt="Hi")
+        claim = await worker.claim_one()
+        async with Producer(redis_url, namespace=namespace) as late:
+            screen = Screen(late, job.id)
+            (control,) = await wait_until(lambda: worker.queue.controls(0.1))
+            claim = worker.also(claim, control.output)
+            await worker.keep(claim, "one ", "two ", "three")
+            await worker.say(claim, "three", first=2)
+            await screen.shows("one two three")
+            await worker.finish(claim, "one two three")
+            assert await screen.ends() == "one two three"
+        assert [event.seq for event in screen.events if isinstance(event, Tokens)] == [0, 1, 2]
+
+
+async def test_a_cancelled_job_that_waits_to_go_on_keeps_what_it_has(redis_url: str, namespace: str) -> None:
+    """Handed back in the middle of its answer: the outcome holds what was generated."""
+    async with hand(redis_url, namespace) as worker, Producer(redis_url, namespace=namespace) as producer:
+        job = await producer.submit(model="demo", prompt="Hi")
+        claim = await worker.claim_one()
+        await worker.keep(claim, "one ", "two")
+        await worker.queue.hand_back([claim])
+        await producer.cancel(job.id)
+        outcome = (await producer.result(job.id, 5)).outcome
+        assert isinstance(outcome, Cancelled)
+        assert (outcome.choices[0].text, outcome.choices[0].token_ids) == ("one two", (4, 3))
+        assert outcome.usage == Usage(output_tokens=2)

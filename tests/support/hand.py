@@ -14,8 +14,9 @@ from laneway.schemas.events import Ended, Event, Tokens
 from laneway.schemas.ids import new_worker_id
 from laneway.schemas.keys import lanes
 from laneway.schemas.outcome import Choice, Completed, Result, Usage
+from laneway.schemas.record import Kept
 from laneway.worker.policy.admission import ClaimPlan, Stage
-from laneway.worker.ports import Claim, Settlement
+from laneway.worker.ports import Addition, Claim, Settlement
 from laneway.worker.queue.redis_queue import QueueOptions, RedisQueue
 
 
@@ -49,6 +50,11 @@ class Hand:
         for seq, text in enumerate(pieces, start=first):
             event = Tokens(job_id=claim.job.id, attempt=claim.attempt, seq=seq, text=text)
             await self.publish(claim, event)
+
+    async def keep(self, claim: Claim, *pieces: str) -> None:
+        """Keep one token event for each of `pieces`, from the first of the answer on."""
+        events = [Kept(attempt=claim.attempt, text=text, token_ids=(len(text),)) for text in pieces]
+        assert await self.queue.keep([Addition(claim, 0, events)]) == [len(pieces)]
 
     async def publish(self, claim: Claim, *events: Event) -> None:
         """Publish events to all of the job's outputs."""

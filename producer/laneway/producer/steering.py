@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from laneway.producer.board import Board, JobStatus
@@ -14,8 +16,8 @@ from laneway.schemas.events import Ended
 from laneway.schemas.ids import JobId, parse_job_id
 from laneway.schemas.job import Bucket, Job, SloClass
 from laneway.schemas.keys import GROUP, Keys, Lane
-from laneway.schemas.outcome import Cancelled, Result, Timeline
-from laneway.schemas.record import ENTRY_DATA, OUTPUT_EVENTS
+from laneway.schemas.outcome import Cancelled, Choice, Result, Timeline, Usage
+from laneway.schemas.record import ENTRY_DATA, OUTPUT_EVENTS, Kept
 from laneway.schemas.script import Script
 from laneway.schemas.state import JobState
 from laneway.schemas.wire import decode_job, encode
@@ -55,7 +57,7 @@ class Steering:
             GROUP,
             round(self._settings.record_ttl_s * 1000),
             encode(CancelJob(job_id=job_id)),
-            encode(_cancelled(status, await self._waiting_job(status))),
+            encode(_cancelled(status, await self._waiting_job(status), await self._kept(status))),
             round(self._settings.result_ttl_s * 1000),
         )
         word, outputs = checked(
@@ -93,6 +95,11 @@ class Steering:
         except (UnreadableEntry, ValueError, IndexError):
             return None
 
+    async def _kept(self, status: JobStatus) -> Sequence[Kept]:
+        """What earlier attempts generated of a job that waits to go on."""
+        begun = status.record is not None and status.record.attempt > 0
+        return await self._board.kept(status.job_id) if begun else ()
+
     async def _tell_ended(self, job_id: JobId, outputs: list[str]) -> None:
         # Settled here, with no worker to tell anybody. A listener that misses this looks for itself in a while.
         event = encode((Ended(job_id=job_id, attempt=0, state=JobState.CANCELLED.value),))
@@ -101,8 +108,16 @@ class Steering:
             await self._link.call(*(("XADD", output, *add) for output in outputs))
 
 
-def _cancelled(status: JobStatus, job: Job | None) -> Result:
+def _cancelled(status: JobStatus, job: Job | None, kept: Sequence[Kept]) -> Result:
     record = status.record
     timeline = Timeline() if record is None else Timeline(submitted_ms=record.submitted)
-    result = Result(job_id=status.job_id, outcome=Cancelled(), timeline=timeline)
+    result = Result(job_id=status.job_id, outcome=_what_there_is(kept), timeline=timeline)
     return result if job is None else replace(result, model=job.model, metadata=job.metadata)
+
+
+def _what_there_is(kept: Sequence[Kept]) -> Cancelled:
+    if not kept:
+        return Cancelled()
+    tokens = tuple(token for event in kept for token in event.token_ids)
+    choice = Choice(text="".join(event.text for event in kept), token_ids=tokens)
+    return Cancelled(choices=(choice,), usage=Usage(output_tokens=len(tokens)))
