@@ -15,6 +15,7 @@ from tests.support.wait import wait_until
 
 from laneway.producer import JobNotFound, Producer
 from laneway.schemas import Cancelled, Ended, Event, Restarted, Started, Tokens, Usage
+from laneway.schemas.cards import AttachJob
 from laneway.schemas.ids import JobId, new_job_id
 
 pytestmark = pytest.mark.redis
@@ -271,6 +272,7 @@ async def test_a_gap_is_filled_from_what_is_kept(redis_url: str, namespace: str)
         async with Producer(redis_url, namespace=namespace) as late:
             screen = Screen(late, job.id)
             (control,) = await wait_until(lambda: worker.queue.controls(0.1))
+            assert isinstance(control, AttachJob)
             claim = worker.also(claim, control.output)
             await worker.keep(claim, "one ", "two ", "three")
             await worker.say(claim, "three", first=2)
