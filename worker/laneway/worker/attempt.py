@@ -213,12 +213,13 @@ class Attempt:
         self._started_ms = self._now()
         if self._answers:
             self._emit(Started(job_id=job.id, attempt=attempt, resumes_at=self._seq, origin=self._origin))
-            self._tell("job.resumed", tokens=len(self._answers[0].token_ids))
         else:
             if attempt > 1:
                 self._emit(Restarted(job_id=job.id, attempt=attempt))
             self._emit(Started(job_id=job.id, attempt=attempt))
         self._entered()
+        if self._answers:
+            self._tell("job.resumed", tokens=len(self._answers[0].token_ids))
 
     def _add(self, pieces: Sequence[Piece]) -> None:
         job, attempt = self.claim.job, self.claim.attempt

@@ -165,7 +165,7 @@ class RealRun:
         for line in self._fleet.lines():
             if line.process == process and line.job_id in ids:
                 last[line.job_id] = line.event
-        return "job.first_token" in last.values()
+        return not {"job.first_token", "job.resumed"}.isdisjoint(last.values())
 
     def _note_family(self) -> None:
         for worker in self._fleet.workers:
