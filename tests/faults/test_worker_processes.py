@@ -202,6 +202,7 @@ async def test_when_the_engine_dies_its_jobs_are_offered_again(
             await second.ready()
             found = await results(producer, jobs)
             assert all(isinstance(result.outcome, Completed) for result in found)
+            assert len(await second.says("job.resumed", times=5)) == 5
             (failure,) = await results(producer, [culprit])
             assert isinstance(failure.outcome, Failed)
             assert failure.outcome.error.code == "engine_died"
