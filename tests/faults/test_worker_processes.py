@@ -5,66 +5,19 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import StartServer
-from tests.support.worker_process import WorkerProcess
+from tests.support.asking import assert_completed, results, settled, submit
+from tests.support.worker_process import MakeWorker, WorkerProcess
 
 from laneway.producer.client import Producer
-from laneway.schemas.ids import JobId
-from laneway.schemas.outcome import Completed, Failed, Result
+from laneway.schemas.outcome import Completed, Failed
+from laneway.schemas.state import JobState
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(90)]
-
-STEP_S = 0.01
-"""Length of an engine step in these tests: a job of 100 tokens takes a second."""
-
-MakeWorker = Callable[..., WorkerProcess]
-
-
-@pytest.fixture
-def worker(redis_url: str, namespace: str, tmp_path: Path) -> MakeWorker:
-    """Makes workers with 32 seats and a lease of 1.5 seconds, each with a log of its own."""
-
-    def make(name: str = "a", **options: object) -> WorkerProcess:
-        given: dict[str, Any] = {"lease_s": 1.5, "engine.seats": 32, "engine.base_s": STEP_S, **options}
-        return WorkerProcess(given.pop("url", redis_url), namespace, tmp_path / f"{name}.log", **given)
-
-    return make
-
-
-@pytest.fixture
-async def producer(redis_url: str, namespace: str) -> AsyncIterator[Producer]:
-    async with Producer(redis_url, namespace=namespace, check_model=False) as made:
-        yield made
-
-
-async def submit(producer: Producer, count: int = 1, tokens: int = 100, **fields: Any) -> list[JobId]:
-    sampling = {"max_tokens": tokens, "ignore_eos": True}
-    return [
-        (await producer.submit(model="demo", prompt=f"job {number}", sampling=sampling, **fields)).id
-        for number in range(count)
-    ]
-
-
-async def results(producer: Producer, jobs: Iterable[JobId]) -> list[Result]:
-    return await asyncio.gather(*(producer.result(job, 30) for job in jobs))
-
-
-def settled(worker: WorkerProcess) -> list[str]:
-    """Ids of the jobs whose outcome this worker stored."""
-    return [line["job_id"] for line in worker.lines() if line.get("event") == "job.settled"]
-
-
-def assert_completed(found: Iterable[Result], attempt: int) -> None:
-    for result in found:
-        assert isinstance(result.outcome, Completed)
-        assert len(result.outcome.choices[0].token_ids) == result.outcome.usage.output_tokens
-        assert result.attempt == attempt
-
 
 # --- kill, freeze -------------------------------------------------------------
 
@@ -72,16 +25,20 @@ def assert_completed(found: Iterable[Result], attempt: int) -> None:
 async def test_after_a_kill_another_worker_finishes_every_job_once(
     worker: MakeWorker, producer: Producer
 ) -> None:
-    """`kill -9` with 20 jobs in hand: each gets exactly one outcome, from the second worker."""
-    async with worker("a") as first:
+    """`kill -9` with 20 of 64 jobs in hand: each gets exactly one outcome, from the second worker."""
+    async with worker("a", **{"engine.seats": 20, "latency_share": 0.0}) as first:
         await first.ready()
-        jobs = await submit(producer, 20)
+        jobs = await submit(producer, 64)
         await first.says("job.first_token", times=20)
         first.send(signal.SIGKILL)
         assert await first.exit_code() == -signal.SIGKILL
         async with worker("b") as second:
             await second.ready()
-            assert_completed(await results(producer, jobs), attempt=2)
+            found = await results(producer, jobs)
+            for attempt, count in ((1, 44), (2, 20)):
+                of_attempt = [result for result in found if result.attempt == attempt]
+                assert_completed(of_attempt, attempt)
+                assert len(of_attempt) == count
             assert sorted(settled(second)) == sorted(jobs)
         assert not settled(first)
 
@@ -100,6 +57,7 @@ async def test_a_frozen_worker_settles_nothing_that_was_taken_from_it(
             assert_completed(await results(producer, jobs), attempt=2)
             first.send(signal.SIGCONT)
             await first.says("job.lost", times=5)
+            await first.shows("laneway_engine_running 0.0", "laneway_seats_taken 0.0")
             second.send(signal.SIGTERM)
             await second.exit_code()
             assert sorted(settled(second)) == sorted(jobs)
@@ -174,13 +132,41 @@ async def test_what_is_left_after_the_drain_is_handed_back_unharmed(
                 assert record.failures == 0
 
 
-async def test_a_signal_during_the_start_ends_it_cleanly(worker: MakeWorker) -> None:
-    """SIGTERM while the engine comes up: exit code 0, long before it would be up."""
-    async with worker(**{"engine.start_s": 600}) as only:
-        await only.says("engine.progress")
-        only.send(signal.SIGTERM)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("phase", "options"), [("starting", {"engine.start_s": 600}), ("warming", {"engine.base_s": 600})]
+)
+async def test_a_signal_during_the_start_ends_it_cleanly(
+    worker: MakeWorker, producer: Producer, phase: str, options: dict[str, Any], signum: signal.Signals
+) -> None:
+    """While the engine comes up or warms up the worker is alive, not ready, and takes no job; a signal ends it with
+    exit code 0, long before it would be up."""
+    (job,) = await submit(producer)
+    async with worker(**options) as only:
+        await only.says("phase.changed", phase=phase)
+        assert (await only.page("/healthz"))[0] == 200
+        assert await only.page("/readyz") == (503, f'{{"phase":"{phase}"}}\n')
+        only.send(signum)
         assert await only.exit_code(5) == 0
         assert not any(line.get("phase") == "ready" for line in only.lines())
+    assert (await producer.status(job)).state is JobState.QUEUED
+
+
+async def test_an_engine_that_does_not_come_up_costs_no_job_an_attempt(
+    redis_url: str, namespace: str, tmp_path: Path, producer: Producer
+) -> None:
+    """A model that is not there: exit code 5 and its reason in one line, however often it is tried; ten jobs wait on."""
+    jobs = await submit(producer, 10)
+    for _ in range(2):
+        options = {"engine": "vllm", "model": "/nowhere/model", "served_name": "demo"}
+        async with WorkerProcess(redis_url, namespace, tmp_path / "log", **options) as only:
+            assert await only.exit_code() == 5
+            (line,) = await only.says("worker.failed")
+            assert line["reason"].endswith("got /nowhere/model")
+    for job in jobs:
+        record = (await producer.status(job)).record
+        assert record is not None
+        assert (record.state, record.attempt) == (JobState.QUEUED, 0)
 
 
 # --- the engine ---------------------------------------------------------------

@@ -58,6 +58,10 @@ class Proxy:
         """Forward the next `times` requests for which `to(bytes)` holds, then cut instead of relaying the reply."""
         self._drops += [to] * times
 
+    def forgive(self) -> None:
+        """Drop nothing any more."""
+        self._drops.clear()
+
     def stall(self) -> None:
         """Relay nothing from now on, and close nothing: a half-open link."""
         self._flowing.clear()

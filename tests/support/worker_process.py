@@ -99,6 +99,12 @@ class WorkerProcess:
         await writer.wait_closed()
         return int(head.split()[1]), body
 
+    async def shows(self, *lines: str, timeout: float = 10.0) -> None:
+        """Return once all `lines` stand in its metrics."""
+        async with asyncio.timeout(timeout):
+            while not set(lines) <= set((await self.page("/metrics"))[1].splitlines()):  # noqa: ASYNC110 - a scrape is a look
+                await asyncio.sleep(0.02)
+
     def lines(self) -> list[dict[str, Any]]:
         """Everything it has logged so far."""
         lines = []
@@ -122,3 +128,7 @@ class WorkerProcess:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"no {what} within {timeout:g} s; the log:\n{self.text()[-4000:]}") from None
+
+
+MakeWorker = Callable[..., WorkerProcess]
+"""Makes a worker from a name for its log and its options."""
