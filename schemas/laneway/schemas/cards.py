@@ -31,6 +31,8 @@ class WorkerCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seats_free: int = 0
     jobs: int = 0
     adapters: tuple[str, ...] = ()
+    waits: dict[str, str] = {}
+    """Why the first job of a lane waits for a seat of this worker, by class and bucket: `throughput.short`."""
 
 
 class CancelJob(Struct, frozen=True, kw_only=True, tag="cancel"):

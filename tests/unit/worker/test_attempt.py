@@ -17,15 +17,22 @@ from laneway.schemas.outcome import Cancelled, Completed, Expired, Failed, Outco
 from laneway.schemas.record import Kept
 from laneway.schemas.sampling import Sampling
 from laneway.worker.adapters import AdapterShelf
+from laneway.worker.admitter import Admitter
 from laneway.worker.attempt import Attempt
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.errors import JobRefused
+from laneway.worker.observer import Observer
 from laneway.worker.policy.quarantine import PROOF, SEEN
 from laneway.worker.ports import Adapter, Claim
+from laneway.worker.settings import WorkerSettings
 from laneway.worker.telemetry import Fact, Telemetry
 from laneway.worker.verdicts import DeadLetter, Drop, HandBack, Lose, Retry, Settle, Stop, Verdict
 
 SQL = AdapterId("sql")
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class Bench:
@@ -50,6 +57,9 @@ class Bench:
             Claim(job=job, lane=lanes(0)[0], **claim),
             engine=self.engine,
             adapters=self.shelf,
+            admitter=Admitter(
+                self.engine, WorkerSettings(engine="fake"), Observer(), now_ms=lambda: 2000, broke=_raise
+            ),
             worker=WorkerId("w"),
             now_ms=lambda: 2000,
             emit=self._hear,

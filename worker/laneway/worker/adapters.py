@@ -39,6 +39,11 @@ class AdapterShelf:
         """Adapters of the attempts that run now."""
         return tuple(AdapterId(name) for name in self._gate.in_use) if self._gate else ()
 
+    def check(self, lora: AdapterId | None) -> None:
+        """Refuse at once what would be refused once its turn has come. Raises as `lend` does."""
+        if lora is not None:
+            self._find(lora)
+
     @asynccontextmanager
     async def lend(self, lora: AdapterId | None) -> AsyncIterator[Adapter | None]:
         """The adapter `lora`, ready to be used until the block ends.

@@ -181,6 +181,7 @@ def pages(service: Service, metrics: Metrics, queue: JobQueue, engine: Engine) -
             seats_taken=ledger.latency + ledger.throughput if ledger else 0,
             jobs=len(service.hands),
             engine=engine.stats() if up else EngineStats(),
+            cost_error=service.observer.error,
             events_dropped=service.publisher.dropped,
         )
         return 200, CONTENT_TYPE, metrics.render(now)

@@ -1,6 +1,6 @@
 """One attempt at one job, from claim to verdict.
 
-    cancelled or expired? -> check -> prepare -> adapter -> (go on) -> generate -> judge
+    cancelled or expired? -> check -> prepare -> turn -> adapter -> (go on) -> generate -> judge
 
 Every way out is a verdict, a value that says what to do with the job; whoever asked for the attempt does it.
 """
@@ -33,6 +33,7 @@ from laneway.schemas.outcome import (
 )
 from laneway.schemas.record import Kept
 from laneway.worker.adapters import AdapterShelf
+from laneway.worker.admitter import Admitter, Turn
 from laneway.worker.answer import NATURAL_ENDS, Answer, natural_end
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
 from laneway.worker.policy.quarantine import SEEN, is_guilty
@@ -54,6 +55,7 @@ class Attempt:
         *,
         engine: Engine,
         adapters: AdapterShelf,
+        admitter: Admitter,
         worker: WorkerId,
         now_ms: Callable[[], int],
         emit: Callable[[Event], None],
@@ -72,6 +74,8 @@ class Attempt:
         """The engine turned out to be dead."""
         self._engine = engine
         self._adapters = adapters
+        self._admitter = admitter
+        self._turn: Turn
         self._worker = worker
         self._clock = now_ms
         self._last_ms = claim.claimed_ms
@@ -137,7 +141,12 @@ class Attempt:
                 return self._crashed(seen=False)
             check_job(self.claim.job)
             prepared = await self._prepare()
-            async with self._adapters.lend(self.claim.job.lora) as self._adapter:
+            self._adapters.check(self.claim.job.lora)
+            done = sum(len(answer.token_ids) for answer in self._answers.values())
+            async with (
+                self._admitter.turn(self.claim, prepared, done) as self._turn,
+                self._adapters.lend(self.claim.job.lora) as self._adapter,
+            ):
                 if (left := self._go_on(prepared)) is not None:
                     await self._generate(left)
             return self._judge()
@@ -225,6 +234,7 @@ class Attempt:
         job, attempt = self.claim.job, self.claim.attempt
         for piece in pieces:
             self._answers.setdefault(piece.index, Answer()).add(piece)
+            self._turn.tokens += len(piece.token_ids)
             if not (piece.token_ids or piece.text):
                 continue
             if not self._spoke:
@@ -247,6 +257,7 @@ class Attempt:
         self._spoke = True
         cached = min(piece.cached_tokens, self._usage.prompt_tokens)
         self._usage = replace(self._usage, cached_tokens=cached)
+        self._turn.first_token()
         if not self._first_token_ms:
             self._first_token_ms = self._now()
             self._tell("job.first_token", seconds=(self._first_token_ms - self.claim.submitted_ms) / 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 
 from laneway.schemas.events import Ended, Event
 from laneway.schemas.ids import JobId, WorkerId
-from laneway.schemas.job import SloClass
+from laneway.schemas.job import Bucket, SloClass
 from laneway.schemas.outcome import Result, Usage
 from laneway.worker.adapters import AdapterShelf
+from laneway.worker.admitter import Admitter
 from laneway.worker.attempt import Attempt
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.keeping import AnswerKeeper
@@ -44,6 +46,9 @@ class Hand:
         self.token_readers = {output for output in claim.outputs if claim.job.stream or output != own}
         """Those that want every token: the submitter's where the job asked for it, and whoever attached."""
         self.seats = claim.job.sampling.n
+        self.since = time.monotonic()
+        self.waits = claim.job.slo is SloClass.THROUGHPUT
+        """It is in the window: a throughput job that has not entered the engine yet."""
         self.notes: set[asyncio.Task[None]] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.settling = False
@@ -64,6 +69,7 @@ class Hands:
         lease: LeaseKeeper,
         keeper: AnswerKeeper,
         adapters: AdapterShelf,
+        admitter: Admitter,
         telemetry: Telemetry,
         worker: WorkerId,
         changed: Callable[[], None],
@@ -76,11 +82,13 @@ class Hands:
         self._lease = lease
         self._keeper = keeper
         self._adapters = adapters
+        self._admitter = admitter
         self._telemetry = telemetry
         self._worker = worker
         self._changed = changed
         self._hands: dict[JobId, Hand] = {}
         self._taken = {SloClass.LATENCY: 0, SloClass.THROUGHPUT: 0}
+        self._waiting: Counter[Bucket] = Counter()
         self._cancelled: dict[JobId, float] = {}
         self.returned: list[Claim] = []
         """Jobs to be handed back: the worker's end does it, in one call for all."""
@@ -105,6 +113,7 @@ class Hands:
             seats=self._engine.info.seats,
             latency=self._taken[SloClass.LATENCY],
             throughput=self._taken[SloClass.THROUGHPUT],
+            waiting=dict(self._waiting),
         )
 
     # --- in ---------------------------------------------------------------------
@@ -118,6 +127,7 @@ class Hands:
             claim,
             engine=self._engine,
             adapters=self._adapters,
+            admitter=self._admitter,
             worker=self._worker,
             now_ms=self._queue.now_ms,
             emit=lambda event: self._emit(hand, event),
@@ -126,7 +136,10 @@ class Hands:
             keep=partial(self._keeper.add, claim) if why_not_resumable(job) is None else None,
         )
         self._hands[job.id] = hand
-        self._taken[job.slo] += hand.seats
+        if hand.waits:
+            self._waiting[job.bucket] += 1
+        else:
+            self._taken[job.slo] += hand.seats
         self._lease.add(claim, lambda: hand.attempt.engine_since, sent_at)
         if claim.deadline is not None:
             left = max(0.0, claim.deadline - time.monotonic())
@@ -175,6 +188,26 @@ class Hands:
         """Break every attempt off."""
         for hand in self._hands.values():
             hand.attempt.stop(why)
+
+    async def return_window(self, waited_s: float = 0.0) -> int:
+        """Hand back the throughput jobs that have waited so long for a seat here; how many. Raises `QueueUnavailable`."""
+        before = time.monotonic() - waited_s
+        late = [hand for hand in self._hands.values() if hand.waits and hand.since <= before]
+        for hand in late:
+            hand.attempt.stop(Stop.HAND_BACK)
+        if late:
+            await asyncio.wait([hand.task for hand in late])
+        back, self.returned = self.returned, []
+        if not back:
+            return 0
+        try:
+            await self._link(self._queue.hand_back(back))
+        except QueueUnavailable:
+            self.returned += back
+            raise
+        for claim in back:
+            self._tell(claim, "job.handed_back")
+        return len(back)
 
     async def wait_until_empty(self) -> None:
         """Return when no job is in hand."""
@@ -281,6 +314,12 @@ class Hands:
                 await asyncio.sleep(pause.next())
 
     def _entered(self, hand: Hand) -> None:
+        job = hand.claim.job
+        if hand.waits:
+            hand.waits = False
+            self._waiting[job.bucket] -= 1
+            self._taken[job.slo] += hand.seats
+            self._changed()
         self._tell(hand.claim, "job.started")
         if hand.claim.losses >= SUSPECT:  # noted already
             return
@@ -298,7 +337,11 @@ class Hands:
     # --- out --------------------------------------------------------------------
 
     def _vacate(self, hand: Hand) -> None:
-        self._taken[hand.claim.job.slo] -= hand.seats
+        job = hand.claim.job
+        if hand.waits:
+            self._waiting[job.bucket] -= 1
+        else:
+            self._taken[job.slo] -= hand.seats
         if hand.timer is not None:
             hand.timer.cancel()
         self._changed()
@@ -311,9 +354,13 @@ class Hands:
         self._changed()
 
     def _note_defect(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.defect = self.defect or task.exception()
-            self.broken.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.give_up(error)
+
+    def give_up(self, defect: BaseException) -> None:
+        """The worker cannot go on, for a defect of ours."""
+        self.defect = self.defect or defect
+        self.broken.set()
 
     def _tell(self, claim: Claim, event: str, **fields: Any) -> None:
         job = claim.job

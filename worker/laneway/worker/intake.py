@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.hands import Hands
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
-from laneway.worker.policy.admission import plan_claim, seat_reserve
+from laneway.worker.policy.admission import ClaimPlan, may_hold_more, plan_claim, window_of
 from laneway.worker.ports import Claim, JobQueue, Unreadable
 from laneway.worker.settings import WorkerSettings
 from laneway.worker.telemetry import Telemetry
@@ -20,6 +21,10 @@ POLL_S = 1.0
 """Longest wait for the bell: how late a worker may see a job whose ring it missed."""
 RECLAIM_S = 2.0
 """Mean pause between two looks for lapsed leases and suspects; a quarter of the lease where that is less."""
+PATIENCE_S = 5.0
+"""A throughput job waits so long for a seat here before it is offered to others, once the lanes are empty."""
+SHY_S = 0.25
+"""What the others then get to take it: an idle worker takes a millisecond."""
 QUIET_S = 0.005
 """Pause after a ring that brought nothing: it was for a lane from which this worker may not take now."""
 
@@ -45,6 +50,10 @@ class Intake:
         self._telemetry = telemetry
         self._closed = asyncio.Event()
         self._changed = asyncio.Event()
+        self._dry = False
+        """The last look left the lanes empty: other workers may be idle."""
+        self._shy_until = 0.0
+        """Until then no throughput job is claimed: this worker has just handed some back for others to take."""
         self._bell: asyncio.Task[None] | None = None
         self._turn = 0
         self._asking = set(range(settings.partitions))
@@ -110,22 +119,27 @@ class Intake:
         partitions = self._settings.partitions
         self._turn += 1
         for step in range(partitions):
-            ledger = self._hands.ledger()
-            plan = plan_claim(
-                ledger,
-                reserve=seat_reserve(ledger.seats, self._settings.latency_share),
-                partition=(self._turn + step) % partitions,
-                turn=self._turn // partitions,
-                most=self._settings.claim_most,
-            )
+            plan = self._plan((self._turn + step) % partitions)
             if plan.total == 0 or self._lease.stuck or self._closed.is_set():
                 return False
             sent_at = time.monotonic()
             items = await self._link(self._queue.claim(plan))
             await self._take(items, sent_at)
-            if len(items) >= plan.total:
+            if may_hold_more(plan, Counter(item.lane for item in items)):
                 return True
+        self._dry = self._plan(0).total > 0
         return False
+
+    def _plan(self, partition: int) -> ClaimPlan:
+        ledger = self._hands.ledger()
+        shy = time.monotonic() < self._shy_until
+        return plan_claim(
+            ledger,
+            window=0 if shy else window_of(ledger.seats, self._settings.window),
+            partition=partition,
+            turn=self._turn // self._settings.partitions,
+            most=self._settings.claim_most,
+        )
 
     async def _isolate(self, *, idle: bool) -> bool:
         """Where the engine is empty, suspects for it. Whether there are any."""
@@ -173,9 +187,8 @@ class Intake:
                 await self._sleep(QUIET_S)
 
     def _spare(self) -> bool:
-        ledger = self._hands.ledger()
-        reserve = seat_reserve(ledger.seats, self._settings.latency_share)
-        return ledger.free > max(0, reserve - ledger.latency)
+        """Whether there is room for a job of any lane."""
+        return all(stage.cap for stage in self._plan(0).stages)
 
     # --- reclaim ----------------------------------------------------------------
 
@@ -188,6 +201,7 @@ class Intake:
             try:
                 await self.reclaim()
                 await self.look_for_suspects()
+                await self.offer_window()
                 pause.reset()
             except QueueUnavailable:
                 seconds = min(seconds, pause.next())  # what lapsed meanwhile has waited long enough
@@ -197,6 +211,17 @@ class Intake:
         """One look. Raises `QueueUnavailable`."""
         if self._hands.ledger().free and await self._link(self._queue.reclaim()):
             self.room_changed()
+
+    async def offer_window(self) -> None:
+        """Offer to others what has long waited here for a seat while the lanes are empty. Raises `QueueUnavailable`."""
+        if self._isolating is not None:
+            return
+        if self.appointed:
+            await self._hands.return_window()
+        elif self._dry:
+            self._shy_until = time.monotonic() + SHY_S
+            if not await self._hands.return_window(PATIENCE_S):
+                self._shy_until = 0.0
 
     async def look_for_suspects(self) -> None:
         """Find out whether this worker's engine is to be emptied for suspects. Raises `QueueUnavailable`."""

@@ -43,6 +43,7 @@ class Measures(NamedTuple):
     jobs: int
     engine: EngineStats
     events_dropped: int
+    cost_error: float = 0.0
 
 
 class Metrics:
@@ -98,6 +99,9 @@ class Metrics:
         self._running = self._gauge("engine_running", "Sequences running in the engine.", ())
         self._queued = self._gauge("engine_waiting", "Sequences waiting in the engine.", ())
         self._kv = self._gauge("engine_kv_usage", "Share of KV blocks in use.", ())
+        self._error = self._gauge(
+            "cost_model_error", "Mean relative error of the predicted step time, 0 to 1 and more.", ()
+        )
         self._engine = {
             "steps": self._gauge("engine_steps", "Engine steps so far.", ()),
             "generated_tokens": self._gauge("engine_generated_tokens", "Tokens generated so far.", ()),
@@ -147,6 +151,7 @@ class Metrics:
         self._kv.set(now.engine.kv_usage)
         for name, gauge in self._engine.items():
             gauge.set(getattr(now.engine, name))
+        self._error.set(now.cost_error)
         self._dropped.set(now.events_dropped)
         self._set_depths(now)
         return generate_latest(self.registry)

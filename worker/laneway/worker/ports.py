@@ -212,6 +212,25 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     """Distinct adapters in the engine at once; 0: adapters are off."""
 
 
+class StepSums(Struct, frozen=True, kw_only=True):
+    """Sums over all steps so far whose duration is known."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    prefill: int = 0
+    """Prompt tokens computed, told when the prompt is through."""
+    decodes: int = 0
+    """Tokens generated, but the first ones of answers."""
+    kv_usage: float = 0.0
+    """The share of KV blocks in use after each step, added up."""
+
+    def since(self, before: StepSums) -> StepSums:
+        """What has been added since `before`."""
+        return StepSums(
+            **{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__}
+        )
+
+
 class EngineStats(Struct, frozen=True, kw_only=True):
     """The engine's own account of its last step."""
 
@@ -225,6 +244,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
+    timed: StepSums = StepSums()
 
 
 class Adapter(Struct, frozen=True, kw_only=True):

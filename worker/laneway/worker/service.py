@@ -11,18 +11,20 @@ from typing import Any
 from laneway.schemas.cards import AttachJob, CancelJob, ModelCard, WorkerCard
 from laneway.schemas.ids import AdapterId, WorkerId
 from laneway.worker.adapters import AdapterShelf
+from laneway.worker.admitter import Admitter
 from laneway.worker.errors import EngineDied, EngineStartFailed, QueueUnavailable
 from laneway.worker.hands import Hands
 from laneway.worker.intake import Intake
 from laneway.worker.keeping import AnswerKeeper
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
+from laneway.worker.observer import Observer
 from laneway.worker.ports import Adapter, Engine, JobQueue
 from laneway.worker.publisher import Publisher
 from laneway.worker.settings import WorkerSettings
 from laneway.worker.telemetry import Telemetry
 from laneway.worker.verdicts import Stop
-from laneway.worker.warmup import warm_up
+from laneway.worker.warmup import profile, warm_up
 
 BEAT_S = 2.0
 CONTROL_S = 1.0
@@ -60,6 +62,14 @@ class Service:
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self._phase_since = time.monotonic()
+        self.observer = Observer()
+        self.admitter = Admitter(
+            engine,
+            settings,
+            self.observer,
+            now_ms=queue.now_ms,
+            broke=lambda error: self.hands.give_up(error),
+        )
         self._build(adapters)
 
     def _build(self, adapters: Mapping[AdapterId, Adapter]) -> None:
@@ -86,6 +96,7 @@ class Service:
             lease=self.lease,
             keeper=self.keeper,
             adapters=self.adapters,
+            admitter=self.admitter,
             telemetry=telemetry,
             worker=self.worker,
             changed=lambda: self.intake.room_changed(),
@@ -145,6 +156,8 @@ class Service:
                 info = await self._engine.start(self._progress)
                 self._enter("warming")
                 await warm_up(self._engine, self.settings.name, self._telemetry)
+                found = await profile(self._engine, self.settings.name)
+                self.observer.start(found, self._engine.stats(), info.kv_tokens)
         except TimeoutError:
             raise EngineStartFailed(f"the engine was not up within {limit:g} s (engine_start_s)") from None
         await self._open(
@@ -252,6 +265,9 @@ class Service:
             seats_free=ledger.free,
             jobs=len(self.hands),
             adapters=self._adapter_ids,
+            waits={
+                f"{slo.value}.{bucket.value}": why.value for (slo, bucket), why in self.admitter.waits.items()
+            },
         )
 
     # --- end --------------------------------------------------------------------
@@ -273,6 +289,8 @@ class Service:
 
     async def _wait_until_idle(self, intake: list[asyncio.Task[Any]]) -> None:
         await asyncio.wait(intake)  # a claim may be on its way
+        with suppress(QueueUnavailable):
+            await self.hands.return_window()
         await self.hands.wait_until_empty()
 
     async def _end(self, intake: list[asyncio.Task[Any]], upkeep: list[asyncio.Task[Any]]) -> None:

@@ -54,7 +54,11 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Distinct adapters in the engine at once. 0: as many as `adapters` names, at most 8."""
 
     latency_share: Annotated[float, Meta(ge=0, le=0.9)] = 0.125
-    """Share of the seats that throughput jobs leave free for latency jobs: at least one where there are two."""
+    """Least share of the seats that throughput jobs leave free for latency jobs: at least one where there are two."""
+    tpot_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    """Time between tokens that latency jobs get when they name none. 0: 50 ms, more where the engine is slower."""
+    window: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Jobs of each throughput lane claimed ahead, to choose from. 0: a sixteenth of the seats, 2 to 32."""
     claim_most: Annotated[int, Meta(ge=1, le=1024)] = 32
     """Most jobs of one claim, whatever is free."""
     lease_s: Annotated[float, Meta(ge=0.5, le=600)] = 15.0

@@ -9,11 +9,16 @@ from laneway.schemas.ids import new_job_id
 from laneway.schemas.job import BUCKET_BOUNDS, Bucket, Job, TokenIds
 from laneway.schemas.sampling import Sampling
 from laneway.worker.errors import AttemptFailed, EngineDied, EngineStartFailed, JobRefused
+from laneway.worker.observer import mean_step
+from laneway.worker.policy.cost import CostModel, StepLoad, fit
 from laneway.worker.ports import Engine, EngineInfo
 from laneway.worker.telemetry import Telemetry
 
 ANSWER_TOKENS = 4
 """Tokens of each answer: the first comes from the prefill, the others from decode steps."""
+
+PROFILE_TOKENS = 4
+"""Tokens of each answer of the profile: three decode steps beside one or two of prefill."""
 
 
 def lengths(info: EngineInfo) -> Iterator[tuple[Bucket, int]]:
@@ -44,15 +49,46 @@ async def warm_up(engine: Engine, model: str, telemetry: Telemetry) -> None:
             raise outcome
 
 
-async def _run(engine: Engine, model: str, length: int) -> None:
+async def profile(engine: Engine, model: str) -> CostModel | None:
+    """What steps cost, by a few small loads that differ in what they are made of. None: it could not be measured.
+
+    Takes some 30 steps.
+
+    Raises:
+        EngineStartFailed: the engine died of it.
+    """
+    info = engine.info
+    rows: list[tuple[StepLoad, float]] = []
+    most = max(1, min(info.step_tokens, info.context_tokens) - PROFILE_TOKENS)
+    crowd = max(1, min(8, info.seats))
+    for jobs, length in ((1, min(16, most)), (crowd, min(16, most)), (1, most), (crowd, max(1, most // 4))):
+        before = engine.stats().timed
+        runs = [_run(engine, model, length, PROFILE_TOKENS, first=len(rows) * 100 + n) for n in range(jobs)]
+        outcomes = await asyncio.gather(*runs, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, EngineDied):
+                raise EngineStartFailed(f"the engine died while its steps were measured: {outcome}")
+            if isinstance(outcome, BaseException) and not isinstance(outcome, JobRefused | AttemptFailed):
+                raise outcome
+        sums = engine.stats().timed.since(before)
+        if not sums.steps or sums.seconds <= 0:
+            return None
+        rows.append(mean_step(sums, info.kv_tokens))
+    return fit(rows).model
+
+
+async def _run(
+    engine: Engine, model: str, length: int, answer: int = ANSWER_TOKENS, *, first: int = 1
+) -> None:
+    """A prompt that begins with the token `first`, so that no other one's cache serves it."""
     job = Job(
         id=new_job_id(model, 0),
         model=model,
-        payload=TokenIds(ids=(1,) * length),
-        sampling=Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),
+        payload=TokenIds(ids=(first % engine.info.vocabulary, *(1,) * (length - 1))),
+        sampling=Sampling(max_tokens=answer, temperature=0.0, ignore_eos=True),
         prompt_tokens=length,
         prompt_counted=True,
     )
     prepared = await engine.prepare(job)
-    async for _ in engine.generate(f"warm-up-{length}", prepared, 0):
+    async for _ in engine.generate(f"warm-up-{length}-{first}", prepared, 0):
         pass

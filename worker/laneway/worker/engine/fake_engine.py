@@ -17,7 +17,7 @@ from laneway.worker.engine.checks import extended
 from laneway.worker.engine.fake_prepare import prepare
 from laneway.worker.engine.fake_run import FakeRun
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
-from laneway.worker.ports import Adapter, EngineInfo, EngineStats, Piece, Prepared, Progress
+from laneway.worker.ports import Adapter, EngineInfo, EngineStats, Piece, Prepared, Progress, StepSums
 
 FAULT = "fake"
 """Metadata key by which a job asks for a fault at its first step: `die` and `hang` hit the whole engine, `refuse` and
@@ -66,6 +66,7 @@ class FakeEngine:
         self._order = 0
         self._steps = 0
         self._generated = 0
+        self._timed = StepSums()
 
     @property
     def info(self) -> EngineInfo:
@@ -154,6 +155,7 @@ class FakeEngine:
             kv_usage=sum(run.kv_tokens for run in running) / self.settings.kv_tokens,
             steps=self._steps,
             generated_tokens=self._generated,
+            timed=self._timed,
         )
 
     # --- faults -----------------------------------------------------------------
@@ -188,9 +190,14 @@ class FakeEngine:
             plan = self._plan()
             if self._gone is not None or not self._awake.is_set():
                 continue
-            await self._sleep(self._cost(plan))
+            prefill = sum(tokens for run, tokens in plan if run.in_prompt)
+            decodes = sum(tokens for run, tokens in plan if not run.in_prompt)
+            it = self.settings
+            seconds = it.base_s + it.prefill_s * prefill + it.decode_s * decodes
+            await self._sleep(seconds)
             if self._gone is None:
                 self._compute(plan)
+                self._count(seconds, prefill, decodes)
 
     def _plan(self) -> list[tuple[FakeRun, int]]:
         """Tokens of this step: running answers first, then prompts in order of priority, as far as the budget goes."""
@@ -241,11 +248,15 @@ class FakeEngine:
                 return False
         return True
 
-    def _cost(self, plan: Sequence[tuple[FakeRun, int]]) -> float:
-        prefill = sum(tokens for run, tokens in plan if run.in_prompt)
-        decodes = sum(tokens for run, tokens in plan if not run.in_prompt)
-        it = self.settings
-        return it.base_s + it.prefill_s * prefill + it.decode_s * decodes
+    def _count(self, seconds: float, prefill: int, decodes: int) -> None:
+        sums = self._timed
+        self._timed = StepSums(
+            steps=sums.steps + 1,
+            seconds=sums.seconds + seconds,
+            prefill=sums.prefill + prefill,
+            decodes=sums.decodes + decodes,
+            kv_usage=sums.kv_usage + self.stats().kv_usage,
+        )
 
     def _compute(self, plan: Sequence[tuple[FakeRun, int]]) -> None:
         self._steps += 1

@@ -207,6 +207,7 @@ class VllmEngine:
         self._check_alive()
         if run in self._runs:
             raise AttemptFailed("a run of that name is in the engine")
+        self._stats.began(alone=not self._runs)
         self._runs.add(run)
         adapter, request = None, None
         try:

@@ -23,13 +23,13 @@ TRUSTED_ERROR = 0.20
 
 
 class StepLoad(Struct, frozen=True):
-    """What one step computed."""
+    """What one step computed, or several on average."""
 
-    prefill: int
+    prefill: float
     """Prompt tokens."""
-    decodes: int
+    decodes: float
     """Sequences that got one more token."""
-    kv: int
+    kv: float
     """Context tokens that those sequences attend to."""
 
 

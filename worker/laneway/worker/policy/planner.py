@@ -63,6 +63,8 @@ class State(Struct, kw_only=True):
     model: CostModel
     rule: BudgetRule
     feed_steps: float = FEED_STEPS
+    least_kept: int = 0
+    """Seats that throughput jobs leave to latency jobs even where the traffic asks for fewer."""
     fairness: Fairness = field(default_factory=Fairness)
     traffic: Traffic = field(default_factory=Traffic)
     rounds: dict[str, Rounds] = field(default_factory=dict)
@@ -168,6 +170,7 @@ def _look(state: State, now: float, kv_used: int) -> _View:
     prompt = max(1, budget.tokens - decodes)
     step = state.model.step_s(prompt, decodes, kv_used)
     kept = reserve.seats_kept(state.traffic, now, seats=room.seats, in_use=room.latency_seats)
+    kept = max(kept, state.least_kept - room.latency_seats)
     return _View(now, kv_used, budget, Pace(step / prompt, step), kept, guarded, tpot_s)
 
 

@@ -1,0 +1,190 @@
+"""The gate between the jobs in hand and the engine: `policy.planner` says who goes in, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from laneway.schemas.job import Bucket, Job, SloClass
+from laneway.worker.observer import Observer
+from laneway.worker.policy import headroom, lengths, planner
+from laneway.worker.policy.admission import seat_reserve
+from laneway.worker.policy.budget import BudgetRule
+from laneway.worker.policy.headroom import Headroom
+from laneway.worker.policy.lengths import Kind, Lengths
+from laneway.worker.policy.order import Candidate
+from laneway.worker.policy.planner import Reason, State
+from laneway.worker.policy.slots import Slots
+from laneway.worker.ports import Claim, Engine, Prepared
+from laneway.worker.settings import WorkerSettings
+
+FEED_STEPS = planner.FEED_STEPS + 1
+"""One step more than the policy's own, since vLLM schedules a step ahead."""
+RETHINK_S = 0.05
+"""Pause between two looks at what waits while nothing happens: reserves fade, and slack runs out, by themselves."""
+
+
+class Turn:
+    """One job's way through the gate and the engine."""
+
+    def __init__(self, describe: Callable[[], Candidate], learn: Callable[[], None]) -> None:
+        self.describe = describe
+        """The job as the policy sees it, with what is known of its kind now."""
+        self.first_token = learn
+        """To be called when the prompt is through."""
+        self.let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tokens = 0
+        """Generated during this turn, over all answers. Whoever runs the job counts them here."""
+
+
+class Admitter:
+    """Lets jobs into the engine by `policy.planner`, and keeps the planner's books on what is in it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: WorkerSettings,
+        observer: Observer,
+        *,
+        now_ms: Callable[[], int],
+        broke: Callable[[Exception], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`now_ms` is the server's clock; `broke` is told of a defect, after which nothing goes in any more."""
+        self._engine = engine
+        self._settings = settings
+        self._observer = observer
+        self._now_ms = now_ms
+        self._broke = broke
+        self._clock = clock
+        self._state: State | None = None
+        self._lengths = Lengths()
+        self._turns: dict[str, Turn] = {}
+        """Jobs that wait, the oldest first."""
+        self._inside: dict[str, Turn] = {}
+        self._look: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self.waits: Mapping[tuple[SloClass, Bucket], Reason] = {}
+        """Per lane with a job in the window, why the first one waits."""
+
+    @property
+    def state(self) -> State:
+        """What the planner knows; made with the first job, when the engine is up."""
+        if self._state is None:
+            info, settings = self._engine.info, self._settings
+            self._state = State(
+                headroom=Headroom(seats=info.seats, kv_tokens=info.kv_tokens),
+                slots=Slots(most=info.max_loras),
+                model=self._observer.model,
+                rule=BudgetRule(most=info.step_tokens, tpot_s=self._observer.tpot_s(settings.tpot_ms)),
+                feed_steps=FEED_STEPS,
+                least_kept=seat_reserve(info.seats, settings.latency_share),
+            )
+        return self._state
+
+    # --- one job ------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def turn(self, claim: Claim, prepared: Prepared, done: int = 0) -> AsyncIterator[Turn]:
+        """Wait for the job's turn; it counts as inside the engine until the block ends. Cancelling gives the turn up.
+
+        `done`: tokens of the answer that there are already, to go on from.
+        """
+        job_id, answers = claim.job.id, claim.job.sampling.n
+        since = self._clock() - max(0, self._now_ms() - claim.submitted_ms) / 1000
+        turn = Turn(
+            lambda: self._candidate(claim, prepared, done, since),
+            lambda: self._first_token(job_id),
+        )
+        self._turns[job_id] = turn
+        self._rethink()
+        try:
+            await turn.let_in
+            yield turn
+            lengths.record(self._lengths, _kind(claim.job), max(1, done + turn.tokens // answers))
+        finally:
+            self._turns.pop(job_id, None)
+            self._leave(job_id, turn.tokens // answers)
+
+    def _candidate(self, claim: Claim, prepared: Prepared, done: int, since: float) -> Candidate:
+        job = claim.job
+        latency = job.slo is SloClass.LATENCY
+        guess = lengths.estimate(self._lengths, _kind(job), prepared.max_tokens)
+        wanted = None if job.ttft_ms is None else since + job.ttft_ms / 1000
+        return Candidate(
+            id=job.id,
+            slo=job.slo,
+            bucket=job.bucket,
+            prompt_tokens=len(prepared.prompt_token_ids) + done,
+            output_tokens=max(1, guess.mean - done),
+            most_tokens=max(1, guess.most - done),
+            least_tokens=max(1, guess.least - done),
+            since=since,
+            due=wanted if latency else claim.deadline,
+            tpot_s=None if job.tpot_ms is None else job.tpot_ms / 1000,
+            tenant=job.tenant,
+            adapter=job.lora,
+            seats=job.sampling.n,
+            resumable=False,
+        )
+
+    def _first_token(self, job_id: str) -> None:
+        headroom.first_token(self.state.headroom, job_id)
+        self._rethink()
+
+    def _leave(self, job_id: str, generated: int) -> None:
+        if self._inside.pop(job_id, None) is not None:
+            planner.left(self.state, job_id, self._clock(), generated=generated)
+        self._rethink()
+
+    # --- all of them --------------------------------------------------------------
+
+    def _rethink(self) -> None:
+        """Plan anew once everything that happens in this turn of the event loop has happened."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_soon(self._think)
+
+    def _think(self) -> None:
+        self.close()
+        try:
+            self._plan()
+        except Exception as error:
+            self._broke(error)
+        else:
+            if self._turns:
+                self._later = asyncio.get_running_loop().call_later(RETHINK_S, self._rethink)
+
+    def _plan(self) -> None:
+        if not self._turns:
+            self.waits = {}
+            return
+        state, now, stats = self.state, self._clock(), self._engine.stats()
+        state.model = self._observer.observe(stats)
+        plan = planner.plan(
+            state,
+            now,
+            [turn.describe() for turn in self._turns.values()],
+            kv_used=round(stats.kv_usage * state.headroom.kv_tokens),
+        )
+        for admission in plan.admit:
+            self._admit(admission.candidate.id)
+        self.waits = plan.waits
+
+    def _admit(self, job_id: str) -> None:
+        turn = self._turns.pop(job_id)
+        self._inside[job_id] = turn
+        if not turn.let_in.done():  # else it was cancelled a moment ago, and leaves at once
+            turn.let_in.set_result(None)
+
+    def close(self) -> None:
+        """Forget that there was something to think about."""
+        for handle in (self._look, self._later):
+            if handle is not None:
+                handle.cancel()
+        self._look = self._later = None
+
+
+def _kind(job: Job) -> Kind:
+    return job.tenant, job.lora, job.bucket
