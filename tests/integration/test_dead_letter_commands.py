@@ -14,7 +14,8 @@ from tests.support.hand import hand
 from tests.support.letters import bury, die, fields, letters
 
 from laneway.producer import Producer, cli
-from laneway.schemas.ids import new_job_id
+from laneway.schemas.cards import WorkerCard
+from laneway.schemas.ids import WorkerId, new_job_id
 from laneway.schemas.keys import Keys
 
 pytestmark = pytest.mark.redis
@@ -122,6 +123,12 @@ async def test_a_job_tells_all_that_is_known_of_it(redis_url: str, namespace: st
         (facts,) = await laneway.json("jobs", "show", job.id)
         assert (facts["state"], facts["attempts"], facts["owner"], facts["outputs"]) == ("queued", 0, "", 1)
         assert facts["waited_ms"] >= 0
+        assert facts["why"] == "no worker of its model is alive"
+        await worker.queue.beat(
+            WorkerCard(id=WorkerId("w"), model="demo", phase="ready", waits={"latency.short": "no seat"})
+        )
+        (facts,) = await laneway.json("jobs", "show", job.id)
+        assert facts["why"].endswith("the first of its lane wait there for: no seat")
         claim = await worker.claim_one()
         await worker.queue.start(claim)
         (facts,) = await laneway.json("jobs", "show", job.id)

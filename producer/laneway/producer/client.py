@@ -18,6 +18,8 @@ from laneway.producer.models import ModelCatalog
 from laneway.producer.settings import producer_settings
 from laneway.producer.steering import Steering
 from laneway.producer.submitting import Submitted, Submitter, TokenCounter
+from laneway.producer.waiting import workers
+from laneway.schemas.cards import WorkerCard
 from laneway.schemas.events import Event
 from laneway.schemas.ids import JobId
 from laneway.schemas.keys import Keys
@@ -141,6 +143,10 @@ class Producer:
     async def status(self, job_id: str) -> JobStatus:
         """What is known of the job right now. Raises `JobNotFound` or `QueueUnavailable`."""
         return await self._board.look(JobId(job_id))
+
+    async def workers(self) -> list[WorkerCard]:
+        """What every living worker last told of itself, a few seconds old at most. Raises `QueueUnavailable`."""
+        return await workers(self._link, self._keys)
 
     async def cancel(self, job_id: str) -> JobState:
         """Stop the job, wherever it is. Returns the state it is in now.

@@ -15,6 +15,7 @@ from laneway.producer.dead_letters import DeadLetter
 from laneway.producer.errors import ProducerClosed
 from laneway.producer.fields import JobFields
 from laneway.producer.submitting import Submitted, TokenCounter
+from laneway.schemas.cards import WorkerCard
 from laneway.schemas.errors import UsageError
 from laneway.schemas.events import Event
 from laneway.schemas.outcome import Result
@@ -89,6 +90,10 @@ class SyncProducer:
     def status(self, job_id: str) -> JobStatus:
         """See `Producer.status`."""
         return self._do(self._producer.status(job_id))
+
+    def workers(self) -> list[WorkerCard]:
+        """See `Producer.workers`."""
+        return self._do(self._producer.workers())
 
     def cancel(self, job_id: str) -> JobState:
         """See `Producer.cancel`."""

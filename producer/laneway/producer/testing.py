@@ -20,6 +20,7 @@ from laneway.producer.fields import JobFields
 from laneway.producer.settings import ProducerSettings
 from laneway.producer.submitting import Submitted, each
 from laneway.schemas.build import build_job, check_model
+from laneway.schemas.cards import WorkerCard
 from laneway.schemas.errors import InvalidJob, LanewayError
 from laneway.schemas.events import Ended, Event, Started, Tokens
 from laneway.schemas.ids import JobId, new_job_id
@@ -176,6 +177,10 @@ class FakeProducer(Producer):
         kept = self._find(job_id)
         state = kept.result.state if kept.result else JobState.RUNNING if kept.events else JobState.QUEUED
         return JobStatus(job_id=kept.job.id, state=state, result=kept.result)
+
+    async def workers(self) -> list[WorkerCard]:
+        """See `Producer.workers`: there are none."""
+        return []
 
     async def cancel(self, job_id: str) -> JobState:
         """See `Producer.cancel`. Here it takes effect at once."""

@@ -9,10 +9,11 @@ from laneway.producer.board import JobStatus
 from laneway.producer.cli.options import add_connection
 from laneway.producer.cli.session import length, print_facts, print_json, when, with_producer
 from laneway.producer.client import Producer
+from laneway.producer.waiting import why
 from laneway.schemas.command import Command
 from laneway.schemas.outcome import Failed, Timeline
 from laneway.schemas.record import JobRecord
-from laneway.schemas.state import FINAL_STATES
+from laneway.schemas.state import FINAL_STATES, JobState
 
 _STEPS = ("submitted", "claimed", "started", "first_token", "ended")
 
@@ -26,7 +27,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 def _show(options: argparse.Namespace) -> int:
     async def run(producer: Producer) -> int:
-        facts = job_facts(await producer.status(options.id))
+        status = await producer.status(options.id)
+        cards = await producer.workers() if status.state in (JobState.QUEUED, JobState.CLAIMED) else ()
+        facts = job_facts(status) | {"why": why(status, cards)}
         if options.json:
             print_json(facts)
         else:
@@ -77,6 +80,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, Any]:
     }
     readable["error"] = f"{facts['error']}: {facts['message']}" if facts["message"] else facts["error"]
     readable["waited"] = length(facts["waited_ms"]) if submitted else ""
+    readable["why it waits"] = facts["why"]
     for name in _STEPS:
         ms = facts[f"{name}_ms"]
         after = f"  (+ {length(ms - submitted)})" if submitted and name != "submitted" else ""
