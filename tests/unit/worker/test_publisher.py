@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
+import pytest
+
 from laneway.schemas.events import Ended, Event, Tokens
 from laneway.schemas.ids import JobId
+from laneway.worker import publisher as publishing
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.link import Link
 from laneway.worker.ports import JobQueue
@@ -146,3 +149,39 @@ async def test_a_forgotten_job_leaves_nothing_behind() -> None:
     async with running(publisher):
         await publisher.flush(1)
     assert server.flushes == []
+
+
+async def test_a_job_that_is_lost_while_its_tokens_are_being_kept_is_not_sent() -> None:
+    """Renewal may tell of the loss first: whatever has not left for a consumer by then never does."""
+    server = Server()
+    other = JobId("other")
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def save(jobs: Iterable[JobId]) -> set[JobId]:
+        asked.set()
+        await answer.wait()
+        return set()
+
+    publisher = make(server, save=save)
+    publisher.post(["a", "b"], token(0))
+    publisher.post(["a"], token(0, other))
+    async with running(publisher):
+        await asked.wait()
+        publisher.forget(JOB)
+        answer.set()
+        await publisher.flush(1)
+    assert server.flushes == [{"a": [token(0, other)]}]
+
+
+async def test_streams_that_vanished_cost_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command that watches a job has a stream of its own: a worker forgets those that are gone."""
+    monkeypatch.setattr(publishing, "UNREAD_S", 0.0)
+    server = Server()
+    publisher = make(server)
+    async with running(publisher):
+        for number in range(20):
+            server.unread = {f"gone {number}"}
+            publisher.post(server.unread, token(number))
+            await publisher.flush(1)
+    assert len(server.flushes) == 20
+    assert len(publisher._unread) <= 1

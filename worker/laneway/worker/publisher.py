@@ -47,6 +47,7 @@ class Publisher:
         self._most = most_tokens
         self._save = save
         self._gathered: dict[str, list[Event]] = {}
+        self._leaving: dict[str, list[Event]] = {}  # being kept; once that is done they are sent
         self._tokens: dict[str, int] = {}
         self._unread: dict[str, float] = {}
         self._filled = asyncio.Event()
@@ -74,26 +75,26 @@ class Publisher:
         self._unread.pop(output, None)
 
     def forget(self, job_id: JobId) -> None:
-        """Drop what was gathered of a job that is not this worker's any more."""
-        for output, events in self._gathered.items():
-            self._gathered[output] = [event for event in events if event.job_id != job_id]
+        """Drop what is not sent yet of a job that is not this worker's any more."""
+        for batch in (self._gathered, self._leaving):
+            for output, events in batch.items():
+                batch[output] = [event for event in events if event.job_id != job_id]
 
     async def run(self) -> None:
         """Send until cancelled."""
         pause = Pause()
         while True:
             await self._filled.wait()
-            batch = self._take()
+            self._leaving = self._take()
             try:
-                batch = await self._kept(batch)
+                batch = await self._kept()
                 unread = await self._link(self._queue.publish(batch)) if batch else set()
                 pause.reset()
             except QueueUnavailable:
-                self._keep_ends(batch)
+                self._keep_ends(self._leaving)
                 await asyncio.sleep(pause.next())
                 continue
-            for output in unread:
-                self._unread[output] = time.monotonic()
+            self._note_unread(unread)
             if not self._filled.is_set():
                 self._flushed.set()
 
@@ -110,11 +111,16 @@ class Publisher:
         gathered, self._gathered, self._tokens = self._gathered, {}, {}
         return _sent(gathered, lambda event: isinstance(event, Ended) or not self._is_stale(event.job_id))
 
-    async def _kept(self, batch: dict[str, list[Event]]) -> dict[str, list[Event]]:
-        """The batch, once its tokens are kept, without those of jobs that are somebody else's."""
-        jobs = {event.job_id for events in batch.values() for event in events if isinstance(event, Tokens)}
+    async def _kept(self) -> dict[str, list[Event]]:
+        """What leaves, once its tokens are kept, without jobs that are somebody else's by then."""
+        jobs = {e.job_id for events in self._leaving.values() for e in events if isinstance(e, Tokens)}
         gone = await self._save(jobs) if self._save and jobs else set()
-        return _sent(batch, lambda event: event.job_id not in gone) if gone else batch
+        return _sent(self._leaving, lambda event: event.job_id not in gone)
+
+    def _note_unread(self, outputs: Iterable[str]) -> None:
+        now = time.monotonic()
+        self._unread = {output: at for output, at in self._unread.items() if now - at < UNREAD_S}
+        self._unread.update(dict.fromkeys(outputs, now))
 
     def _keep_ends(self, batch: dict[str, list[Event]]) -> None:
         # The reply may have been lost after the server did it: tokens sent twice would be wrong, an end is not.
@@ -125,12 +131,7 @@ class Publisher:
 
     def _is_unread(self, output: str) -> bool:
         since = self._unread.get(output)
-        if since is None:
-            return False
-        if time.monotonic() - since < UNREAD_S:
-            return True
-        del self._unread[output]
-        return False
+        return since is not None and time.monotonic() - since < UNREAD_S
 
 
 def _sent(batch: Mapping[str, list[Event]], wanted: Callable[[Event], bool]) -> dict[str, list[Event]]:
