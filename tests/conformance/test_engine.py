@@ -62,6 +62,7 @@ async def test_a_stop_token_ends_the_answer(bench: Bench) -> None:
     assert answers.tokens() == tokens[: tokens.index(tokens[4]) + 1]
 
 
+@pytest.mark.case("D54")
 async def test_log_probabilities_are_finite(bench: Bench) -> None:
     """One per token, none infinite: minus infinity is -9999.0, also where only two tokens are allowed."""
     answers = await bench.run(greedy(sampling={**GREEDY, "logprobs": 5, "allowed_token_ids": [40, 41]}))
@@ -133,6 +134,7 @@ async def test_a_lower_priority_number_goes_first(bench: Bench) -> None:
     assert order[0] == "latency"
 
 
+@pytest.mark.case("B29")
 async def test_abort_ends_a_run_and_frees_its_seat(bench: Bench) -> None:
     """An aborted answer ends with `abort`, which is no completion; whoever waited for the seat gets it."""
     seats = bench.engine.info.seats
@@ -147,6 +149,7 @@ async def test_abort_ends_a_run_and_frees_its_seat(bench: Bench) -> None:
     await bench.empty()
 
 
+@pytest.mark.case("B31")
 async def test_abort_of_several_answers_ends_them_all(bench: Bench) -> None:
     """A job with `n=4` is one run: one abort ends it."""
     job = make_job(prompt=PROMPT, sampling={"n": 4, "max_tokens": 700, "ignore_eos": True})
@@ -248,6 +251,7 @@ def bad_jobs(vocabulary: int, context: int) -> dict[str, Job]:
 
 
 @pytest.mark.parametrize("name", bad_jobs(1, 1))
+@pytest.mark.case("D45", "D46", "D47", "D49")
 async def test_a_bad_job_is_refused_and_hurts_nobody(bench: Bench, name: str) -> None:
     """`JobRefused`, short and without the prompt; another job in the engine answers as ever."""
     job = bad_jobs(bench.engine.info.vocabulary, bench.engine.info.context_tokens)[name]
@@ -406,6 +410,7 @@ BAD_GRAMMARS = {
 @pytest.mark.vllm
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", BAD_GRAMMARS)
+@pytest.mark.case("D50")
 async def test_a_bad_constraint_is_refused_both_times(vllm_bench: Bench, name: str) -> None:
     """Never an unconstrained answer, never a dead engine, and no half-made state that a second try would meet."""
     for _ in range(2):

@@ -55,6 +55,7 @@ async def test_a_first_crash_proves_nothing(both_ends: Installation) -> None:
     assert await queue.isolate(0, empty=True) is None
 
 
+@pytest.mark.case("A7")
 async def test_suspects_wait_for_an_engine_of_their_own_in_ever_smaller_groups(
     both_ends: Installation,
 ) -> None:
@@ -255,6 +256,7 @@ async def test_a_crash_told_twice_counts_once(both_ends: Installation) -> None:
     assert await other.settle(again, result) is Settlement.STORED
 
 
+@pytest.mark.case("A7")
 async def test_a_suspect_can_be_cancelled_where_it_waits(both_ends: Installation) -> None:
     """Nobody has it in hand: the cancel itself settles it."""
     queue = await both_ends.queue()

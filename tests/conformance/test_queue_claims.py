@@ -67,6 +67,7 @@ async def test_a_lane_is_first_in_first_out(both_ends: Installation) -> None:
     assert [claim.job.id for claim in await take(queue, 3)] == [job.id for job in jobs[3:]]
 
 
+@pytest.mark.case("A11")
 async def test_the_total_is_exact_over_all_lanes(both_ends: Installation) -> None:
     """A claim never brings more than the plan's total, however many lanes have work."""
     queue = await both_ends.queue()
@@ -109,6 +110,7 @@ async def test_a_large_job_travels_beside_its_lane(both_ends: Installation) -> N
     assert [claim.job for claim in await take(queue)] == [job]
 
 
+@pytest.mark.case("C35")
 async def test_the_deadline_counts_from_acceptance(both_ends: Installation) -> None:
     """A claim tells by the worker's own clock when the job expires."""
     queue = await both_ends.queue()
@@ -173,6 +175,7 @@ async def test_many_settlements_at_once_are_all_stored(both_ends: Installation) 
         assert result.text == job.id
 
 
+@pytest.mark.case("A5")
 async def test_a_former_owner_cannot_settle(both_ends: Installation) -> None:
     """Once a later attempt has begun, the earlier one is refused and changes nothing."""
     slow, fast = await both_ends.queue("slow", lease_s=SHORT_LEASE_S), await both_ends.queue("fast")
@@ -245,6 +248,7 @@ async def test_renewing_keeps_a_job(both_ends: Installation) -> None:
     await wait_until(renewed_long_enough)
 
 
+@pytest.mark.case("A5")
 async def test_renewing_tells_what_is_lost_and_takes_nothing_back(both_ends: Installation) -> None:
     """A job that somebody else has in hand stays his."""
     slow, fast = await both_ends.queue("slow"), await both_ends.queue("fast", lease_s=SHORT_LEASE_S)

@@ -211,6 +211,7 @@ async def test_a_job_that_cannot_be_read_fails_for_its_consumer(both_ends: Insta
 # --- cancelling ---------------------------------------------------------------
 
 
+@pytest.mark.case("B31")
 async def test_a_waiting_job_is_cancelled_at_once(both_ends: Installation) -> None:
     """No worker is needed for it; none gets the job afterwards."""
     job = make_job()

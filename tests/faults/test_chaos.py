@@ -56,6 +56,7 @@ def only(fault: Fault) -> Plan:
 @pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.timeout(180)
+@pytest.mark.case("A7")
 async def test_no_job_is_lost_and_none_answered_twice() -> None:
     """Workers killed and frozen, the server restarted, replies dropped, engines poisoned: one outcome for each job."""
     report = await trial(make_plan(JOBS, 1, WORKERS))

@@ -159,6 +159,7 @@ async def test_any_one_lost_reply_is_made_good(redis_url: str, namespace: str, p
 
 
 # --- cancelled callers -------------------------------------------------------
+@pytest.mark.case("A13")
 async def test_cancelled_waits_never_mix_up_answers(redis_url: str, namespace: str, proxy: Proxy) -> None:
     """500 waits and looks cut off at random moments on a slow link; every later answer is its own job's."""
     random.seed(13)
@@ -184,6 +185,7 @@ async def test_cancelled_waits_never_mix_up_answers(redis_url: str, namespace: s
             assert (await producer.result(job_id)).text == job_id
 
 
+@pytest.mark.case("A13")
 async def test_cancelled_submits_never_mix_up_answers(redis_url: str, namespace: str, proxy: Proxy) -> None:
     """Commands run on the caller's own connection: cut off half-way, that connection is thrown away."""
     random.seed(14)
@@ -282,6 +284,7 @@ async def test_a_flushed_server_is_a_reported_loss(start_server: StartServer) ->
         assert (await producer.status(again.id)).state is JobState.QUEUED
 
 
+@pytest.mark.case("A17")
 async def test_a_full_server_is_a_full_queue(start_server: StartServer) -> None:
     """At `maxmemory` a submit is refused with a hint, nothing is half stored, and reading still works."""
     server = start_server("--maxmemory", "6mb", "--maxmemory-policy", "noeviction")

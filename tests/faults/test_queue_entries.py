@@ -39,6 +39,7 @@ ERROR = JobError(code="engine_died", message="the engine died")
     ],
     ids=["no-job", "long-id", "binary-id", "empty-id", "no-time", "no-id", "another-job", "many-fields"],
 )
+@pytest.mark.case("D53")
 async def test_entries_by_hand_are_buried(both_ends: RedisInstallation, fields: dict[Any, Any]) -> None:
     """Whatever somebody puts into a lane by hand, the worker lives and the next job runs."""
     queue, job = await both_ends.queue(), make_job()
@@ -83,6 +84,7 @@ async def test_a_job_of_a_later_format_is_not_guessed_at(both_ends: RedisInstall
 # --- bounds -------------------------------------------------------------------
 
 
+@pytest.mark.case("A18")
 async def test_lanes_are_bounded_in_jobs_and_in_tokens(both_ends: RedisInstallation) -> None:
     """A lane at its bound refuses, changes nothing, and accepts again when jobs have ended."""
     queue = await both_ends.queue()

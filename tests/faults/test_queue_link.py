@@ -13,7 +13,7 @@ from redis.asyncio.connection import AbstractConnection
 from tests.support.builders import completed, make_job
 from tests.support.installations import SHORT_LEASE_S, RedisInstallation, take
 from tests.support.proxy import Proxy
-from tests.support.steps import until_answered
+from tests.support.steps import blocked, until_answered
 from tests.support.wait import wait_until
 
 from laneway.schemas.job import Bucket, SloClass
@@ -73,6 +73,7 @@ async def test_a_connection_cut_before_it_is_written_to_is_an_outage_and_no_defe
     assert len(await take(queue)) == 1
 
 
+@pytest.mark.case("A15")
 async def test_jobs_whose_delivery_was_lost_come_back(both_ends: RedisInstallation, proxy: Proxy) -> None:
     """Redis had delivered them, the worker never saw them: after a lease they are offered again, also to itself."""
     queue = await both_ends.queue("a", lease_s=SHORT_LEASE_S, url=proxy.url)
@@ -111,6 +112,7 @@ async def test_a_retry_whose_reply_is_lost_counts_once(both_ends: RedisInstallat
     assert (again.attempt, again.failures) == (2, 1)
 
 
+@pytest.mark.case("A13")
 async def test_nobody_gets_an_answer_meant_for_another(both_ends: RedisInstallation) -> None:
     """Calls that are cancelled at any moment leave no reply behind for the next caller."""
     queue = await both_ends.queue()
@@ -150,6 +152,24 @@ async def test_a_half_open_link_is_noticed(
     assert time.monotonic() - begin < 2
     proxy.flow()
     await wait_until(until_answered(queue.depths))
+
+
+@pytest.mark.case("A14")
+async def test_an_empty_queue_is_waited_on_longer_than_for_any_reply(
+    both_ends: RedisInstallation, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that blocks is no outage, however short the time for replies: the connection stays, and a job ends it."""
+    monkeypatch.setattr(connection, "REPLY_S", 0.3)
+    queue = await both_ends.queue(url=proxy.url)
+    await asyncio.gather(queue.wait(1.0), queue.controls(1.0))
+    made = proxy.accepted
+    await asyncio.gather(queue.wait(1.0), queue.controls(1.0))
+    waiting = asyncio.create_task(queue.wait(1.0))
+    await blocked(both_ends, 1)
+    await both_ends.submit(make_job())
+    await waiting
+    assert proxy.accepted == made
+    assert len(await take(queue)) == 1
 
 
 # --- leases -------------------------------------------------------------------
@@ -201,6 +221,7 @@ async def test_many_lapsed_leases_are_found_in_small_steps(both_ends: RedisInsta
     assert await queue.reclaim() == 0
 
 
+@pytest.mark.case("A3")
 async def test_a_missing_lane_stops_no_reclaim(both_ends: RedisInstallation) -> None:
     """The jobs of all other lanes are offered again all the same."""
     queue = await both_ends.queue("a", lease_s=SHORT_LEASE_S)
@@ -211,6 +232,7 @@ async def test_a_missing_lane_stops_no_reclaim(both_ends: RedisInstallation) -> 
     assert len(await take(queue)) == 1
 
 
+@pytest.mark.case("A2")
 async def test_two_workers_reclaim_a_job_once(both_ends: RedisInstallation) -> None:
     """There is no lock; moving the entry decides."""
     queues = [await both_ends.queue(name, lease_s=SHORT_LEASE_S) for name in "abcdefgh"]
@@ -225,6 +247,7 @@ async def test_two_workers_reclaim_a_job_once(both_ends: RedisInstallation) -> N
     assert sorted({claim.losses for claim in await take(queues[1])}) == [1]
 
 
+@pytest.mark.case("A9")
 async def test_consumers_that_are_gone_are_forgotten_but_never_their_jobs(
     both_ends: RedisInstallation,
 ) -> None:

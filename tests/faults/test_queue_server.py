@@ -128,6 +128,7 @@ async def test_an_outage_ends_no_wait_for_good(start_server: StartServer) -> Non
     await both_ends.close()
 
 
+@pytest.mark.case("A19")
 async def test_a_demoted_server_is_unavailable_and_usable_again(own: RedisInstallation) -> None:
     """During a failover nothing is acknowledged that was not stored."""
     queue = await own.queue()
@@ -143,6 +144,7 @@ async def test_a_demoted_server_is_unavailable_and_usable_again(own: RedisInstal
     assert await settle_all(queue, claims) == {Settlement.STORED}
 
 
+@pytest.mark.case("A19")
 async def test_a_demotion_ends_blocking_reads_and_they_work_again(own: RedisInstallation) -> None:
     """The server unblocks them with an error; nothing hangs and nothing is lost."""
     queue = await own.queue()
@@ -155,6 +157,20 @@ async def test_a_demotion_ends_blocking_reads_and_they_work_again(own: RedisInst
     await queue.wait(0.01)
     await own.submit(make_job())
     assert len(await take(queue)) == 1
+
+
+@pytest.mark.case("A18")
+async def test_what_has_ended_fades_and_nothing_else_is_left(own: RedisInstallation) -> None:
+    """Of 500 jobs that ended no lane holds an entry and no counter a token; all that is left of them has a TTL."""
+    queue = await own.queue()
+    await own.submit(*(make_job() for _ in range(500)))
+    before = set(await own.client.keys("*"))
+    assert await settle_all(queue, await take(queue, 500)) == {Settlement.STORED}
+    assert await own.client.xlen(own.part().lane(LATENCY)) == 0
+    assert set((await own.client.hgetall(own.part().load)).values()) == {b"0"}
+    kept = {key for key in await own.client.keys("*") if await own.client.pttl(key) < 0}
+    assert kept <= before
+    assert not any(b":job:" in key or b":result:" in key for key in kept)
 
 
 # --- a full server ------------------------------------------------------------
@@ -187,6 +203,7 @@ async def test_jobs_are_refused_well_before_memory_is_full(start_server: StartSe
     await both_ends.close()
 
 
+@pytest.mark.case("A17")
 async def test_at_full_memory_nothing_is_delivered_or_acknowledged(start_server: StartServer) -> None:
     """A result that cannot be stored leaves its job in hand; no other job is taken; later both go on."""
     server = start_server("--maxmemory", "20mb", "--maxmemory-policy", "noeviction")
@@ -210,6 +227,7 @@ async def test_at_full_memory_nothing_is_delivered_or_acknowledged(start_server:
     await both_ends.close()
 
 
+@pytest.mark.case("A17")
 async def test_an_evicting_server_is_refused(start_server: StartServer) -> None:
     """It would delete waiting jobs in silence."""
     server = start_server("--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru")
@@ -219,6 +237,7 @@ async def test_an_evicting_server_is_refused(start_server: StartServer) -> None:
     await both_ends.close()
 
 
+@pytest.mark.case("A21")
 async def test_a_cluster_is_refused(start_server: StartServer) -> None:
     """One connection does not reach all its keys."""
     # By default the nodes talk on a port 10,000 above the server's own, which a free one need not leave room for.

@@ -91,6 +91,7 @@ def assert_whole(result: Result, attempt: int) -> None:
     assert result.attempt == attempt
 
 
+@pytest.mark.case("B30")
 async def test_after_a_kill_the_stream_goes_on(worker: MakeWorker, producer: Producer) -> None:
     """`kill -9` in the middle of an answer: the next worker generates only the rest, and the consumer notices nothing."""
     async with worker("a") as first:
@@ -157,6 +158,7 @@ async def test_a_job_that_nobody_watches_goes_on_from_about_where_it_was(
                 assert_uninterrupted(viewer, await viewer.result(), attempt=2)
 
 
+@pytest.mark.case("B30")
 async def test_a_job_with_a_seed_starts_again_and_says_so(worker: MakeWorker, producer: Producer) -> None:
     """Where the sampler's state cannot be restored, the consumer is told to forget what it has."""
     async with worker("a") as first:

@@ -91,6 +91,7 @@ async def test_the_death_of_the_engine_process_ends_its_jobs(driver: Driver) -> 
     assert driver.process.returncode == 0
 
 
+@pytest.mark.case("F69")
 async def test_a_killed_worker_takes_its_engine_along(driver: Driver) -> None:
     """`kill -9` of the worker with a job running: no process of the engine is left, though vLLM itself never looks.
     Signals to the worker's group before that do not reach the engine, so that it can drain."""

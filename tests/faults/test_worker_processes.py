@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.timeout(90)]
 # --- kill, freeze -------------------------------------------------------------
 
 
+@pytest.mark.case("A1")
 async def test_after_a_kill_another_worker_finishes_every_job_once(
     worker: MakeWorker, producer: Producer
 ) -> None:
@@ -43,6 +44,7 @@ async def test_after_a_kill_another_worker_finishes_every_job_once(
         assert not settled(first)
 
 
+@pytest.mark.case("A5")
 async def test_a_frozen_worker_settles_nothing_that_was_taken_from_it(
     worker: MakeWorker, producer: Producer
 ) -> None:
@@ -88,6 +90,7 @@ async def test_a_frozen_worker_that_wakes_first_says_nothing_more_about_its_jobs
 # --- drain --------------------------------------------------------------------
 
 
+@pytest.mark.case("F70")
 async def test_a_drain_lets_jobs_end_and_takes_no_others(worker: MakeWorker, producer: Producer) -> None:
     """SIGTERM: claiming stops at once, jobs in hand complete, exit code 0."""
     async with worker(drain_s=20) as only:
@@ -108,6 +111,7 @@ async def test_a_drain_lets_jobs_end_and_takes_no_others(worker: MakeWorker, pro
 
 
 @pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.case("A23", "F70")
 async def test_what_is_left_after_the_drain_is_handed_back_unharmed(
     worker: MakeWorker, producer: Producer, signals: int
 ) -> None:
@@ -132,10 +136,29 @@ async def test_what_is_left_after_the_drain_is_handed_back_unharmed(
                 assert record.failures == 0
 
 
+@pytest.mark.case("A23")
+async def test_restarts_use_up_no_attempts(worker: MakeWorker, producer: Producer) -> None:
+    """Five workers in a row are drained in the middle of a job of two attempts: it completes, and none has failed."""
+    (job,) = await submit(producer, tokens=150, attempts={"max_attempts": 2})
+    for number in range(5):
+        async with worker(f"{number}", drain_s=0, lease_s=60) as drained:
+            await drained.says("job.started")
+            drained.send(signal.SIGTERM)
+            assert await drained.exit_code() == 0
+            assert not settled(drained)
+    async with worker("last") as last:
+        assert_completed(await results(producer, [job]), attempt=6)
+        assert settled(last) == [job]
+    record = (await producer.status(job)).record
+    assert record is not None
+    assert (record.failures, record.losses) == (0, 0)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
     ("phase", "options"), [("starting", {"engine.start_s": 600}), ("warming", {"engine.base_s": 600})]
 )
+@pytest.mark.case("F70", "F71")
 async def test_a_signal_during_the_start_ends_it_cleanly(
     worker: MakeWorker, producer: Producer, phase: str, options: dict[str, Any], signum: signal.Signals
 ) -> None:
@@ -152,6 +175,7 @@ async def test_a_signal_during_the_start_ends_it_cleanly(
     assert (await producer.status(job)).state is JobState.QUEUED
 
 
+@pytest.mark.case("F73")
 async def test_an_engine_that_does_not_come_up_costs_no_job_an_attempt(
     redis_url: str, namespace: str, tmp_path: Path, producer: Producer
 ) -> None:
@@ -194,6 +218,7 @@ async def test_when_the_engine_dies_its_jobs_are_offered_again(
             assert failure.outcome.error.code == "engine_died"
 
 
+@pytest.mark.case("C42")
 async def test_a_hung_engine_is_given_up(worker: MakeWorker, producer: Producer) -> None:
     """No step for `hang_s` with jobs inside: exit code 3, the jobs go to another worker."""
     async with worker("a", hang_s=0.5, lease_s=10) as first:

@@ -41,6 +41,7 @@ async def in_hand(both_ends: RedisInstallation, lane: str) -> int:
     return int((await both_ends.client.xpending(lane, "workers"))["pending"])
 
 
+@pytest.mark.case("A3")
 async def test_an_idle_worker_takes_over_on_every_lane_that_is_left(
     worker: MakeWorker, producer: Producer, redis_url: str, namespace: str
 ) -> None:
@@ -60,6 +61,7 @@ async def test_an_idle_worker_takes_over_on_every_lane_that_is_left(
             assert sorted(settled(second)) == sorted(jobs)
 
 
+@pytest.mark.case("A2")
 async def test_a_worker_killed_while_it_reclaims_stops_nobody(
     worker: MakeWorker, producer: Producer, proxy: Proxy
 ) -> None:
@@ -82,6 +84,7 @@ async def test_a_worker_killed_while_it_reclaims_stops_nobody(
         assert not settled(first)
 
 
+@pytest.mark.case("A15")
 async def test_a_delivery_that_nobody_heard_of_runs_although_its_owner_lives(
     worker: MakeWorker, producer: Producer, proxy: Proxy, redis_url: str, namespace: str
 ) -> None:
@@ -101,6 +104,7 @@ async def test_a_delivery_that_nobody_heard_of_runs_although_its_owner_lives(
     await both_ends.close()
 
 
+@pytest.mark.case("A6")
 async def test_a_worker_whose_loop_was_blocked_settles_nothing_that_was_taken_from_it(
     worker: MakeWorker, producer: Producer, redis_url: str, namespace: str
 ) -> None:

@@ -55,6 +55,7 @@ async def submit_all(producers: list[Producer], **more: Any) -> tuple[list[Submi
 
 
 # --- lanes ---------------------------------------------------------------------
+@pytest.mark.case("B33")
 async def test_a_lane_holds_its_jobs_and_not_one_more(each_redis_url: str, namespace: str) -> None:
     """Fifty producers race for the last places; those that lose are told the bound and when to come again."""
     async with hand(each_redis_url, namespace) as worker:
@@ -68,6 +69,7 @@ async def test_a_lane_holds_its_jobs_and_not_one_more(each_redis_url: str, names
         await worker.finish_all(claims)
 
 
+@pytest.mark.case("B33")
 async def test_a_lane_holds_its_tokens_and_not_one_more(each_redis_url: str, namespace: str) -> None:
     """A job counts its prompt and its longest answer: of 200 jobs of 100 tokens 42 fit into 4,250."""
     job: dict[str, Any] = {"prompt_tokens": 40, "sampling": {"max_tokens": 60}}
@@ -202,6 +204,7 @@ async def test_at_full_memory_nothing_is_accepted_and_nothing_half_stored(small:
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.case("A17")
 async def test_a_worker_keeps_its_results_until_there_is_room(small: tuple[str, Any], tmp_path: Path) -> None:
     """No job is acknowledged without a result, none runs twice, and all goes on by itself."""
     url, client = small

@@ -147,6 +147,7 @@ async def test_many_jobs_from_an_asynchronous_source_stop_at_the_first_bad_one(
         await worker.finish_all(claims)
 
 
+@pytest.mark.case("B33")
 async def test_a_full_lane_refuses_until_there_is_room(redis_url: str, namespace: str) -> None:
     """`QueueFull` names the bound, other lanes go on, and a caller may prefer to wait."""
     async with (
@@ -228,6 +229,7 @@ async def test_a_token_counter_makes_buckets_exact(redis_url: str, namespace: st
 
 
 # --- result ------------------------------------------------------------------
+@pytest.mark.case("B25")
 async def test_a_result_can_be_read_any_number_of_times_by_anybody(redis_url: str, namespace: str) -> None:
     """Reading destroys nothing: a client that crashed after reading asks again, from another process if need be."""
     async with hand(redis_url, namespace) as worker, Producer(redis_url, namespace=namespace) as producer:
@@ -240,6 +242,7 @@ async def test_a_result_can_be_read_any_number_of_times_by_anybody(redis_url: st
             assert await other.result(job.id, timeout=5) == first
 
 
+@pytest.mark.case("B27")
 async def test_a_job_that_ended_before_anybody_listened_is_answered_at_once(
     redis_url: str, namespace: str
 ) -> None:
@@ -253,6 +256,7 @@ async def test_a_job_that_ended_before_anybody_listened_is_answered_at_once(
         assert (await producer.result(job.id, timeout=5)).text == "done"
 
 
+@pytest.mark.case("B27")
 async def test_a_lost_wake_up_delays_a_result_but_does_not_lose_it(redis_url: str, namespace: str) -> None:
     """Whoever waits looks again by itself, within the time that is set."""
     async with (
@@ -265,6 +269,7 @@ async def test_a_lost_wake_up_delays_a_result_but_does_not_lose_it(redis_url: st
         assert (await asyncio.wait_for(waiter, 5)).text == "done"
 
 
+@pytest.mark.case("B26")
 async def test_two_applications_wait_for_disjoint_jobs(redis_url: str, namespace: str) -> None:
     """Nobody takes another's answers: each process has an output stream of its own."""
     async with (
@@ -281,6 +286,7 @@ async def test_two_applications_wait_for_disjoint_jobs(redis_url: str, namespace
         assert [result.text for result in await asyncio.gather(*waiters)] == [job.id for job in mine + theirs]
 
 
+@pytest.mark.case("B26")
 async def test_another_producers_job_can_be_waited_for(redis_url: str, namespace: str) -> None:
     """Without being told by its worker: by looking."""
     async with (
@@ -321,6 +327,7 @@ async def test_waiting_ends_with_a_time_out_or_for_an_unknown_job(
             await producer.status(job.id)
 
 
+@pytest.mark.case("A22")
 async def test_two_thousand_waiters_need_a_few_connections(
     redis_url: str, namespace: str, server: Any
 ) -> None:

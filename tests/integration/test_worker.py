@@ -95,6 +95,7 @@ async def _ended(ends: Installation, output: str) -> list[Any]:
 
 
 @pytest.mark.unfinished
+@pytest.mark.case("C38")
 async def test_latency_jobs_pass_a_flood_of_throughput_jobs(ends: Installation) -> None:
     """Seats are kept for them, and what waits in a lane waits there: never behind them in the engine."""
     flood = [make_job(slo="throughput", sampling={"max_tokens": 60, "ignore_eos": True}) for _ in range(20)]
@@ -110,6 +111,7 @@ async def test_latency_jobs_pass_a_flood_of_throughput_jobs(ends: Installation) 
         assert worker.engine.stats().waiting == 0
 
 
+@pytest.mark.case("F71")
 async def test_nothing_is_claimed_before_the_worker_is_ready(ends: Installation) -> None:
     """A start that fails, or lasts, costs no job an attempt."""
     job = make_job()
@@ -147,6 +149,7 @@ async def _pass(gate: asyncio.Event, seconds: float) -> None:
 # --- broken off ---------------------------------------------------------------
 
 
+@pytest.mark.case("B31")
 async def test_a_cancel_reaches_the_engine_within_a_second(ends: Installation) -> None:
     """The seat and the engine's memory are free again, and what was generated is kept."""
     job = make_job(sampling=LONG)
@@ -163,6 +166,7 @@ async def test_a_cancel_reaches_the_engine_within_a_second(ends: Installation) -
         worker.assert_idle()
 
 
+@pytest.mark.case("C34")
 async def test_a_deadline_ends_a_job_in_every_state(ends: Installation) -> None:
     """Waiting for an adapter's slot or in the middle of its answer: expired, not silence."""
     running = make_job(sampling=LONG, lora="a", deadline_ms=400)
@@ -178,6 +182,7 @@ async def test_a_deadline_ends_a_job_in_every_state(ends: Installation) -> None:
         worker.assert_idle()
 
 
+@pytest.mark.case("C37")
 async def test_nothing_is_left_after_any_mix_of_ends(ends: Installation) -> None:
     """Completed, refused, failed, cancelled, expired, retried: seats, runs and adapters all return to zero."""
     once = {"max_attempts": 1}

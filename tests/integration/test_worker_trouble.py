@@ -180,6 +180,7 @@ async def test_an_outage_loses_no_outcome_and_is_told_once(ends: Installation) -
         assert len(worker.told("queue.unavailable")) == 1
 
 
+@pytest.mark.case("A15")
 async def test_jobs_whose_claim_was_not_answered_are_not_left_to_their_lease(
     ends: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

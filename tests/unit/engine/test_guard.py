@@ -67,6 +67,7 @@ def test_the_mark_does_not_stay_in_the_environment(guard: Guard) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.case("F69")
 async def test_the_engine_ends_with_its_worker(how: signal.Signals) -> None:
     """However the worker ends, even by `kill -9`, its engine's processes are gone a moment later."""
     with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE) as worker:  # noqa: ASYNC220

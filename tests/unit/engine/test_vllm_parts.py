@@ -90,6 +90,7 @@ def test_the_answer_is_cut_to_the_context(preparer: Preparer) -> None:
     assert preparer.prepare(make_job(prompt_token_ids=[5] * 60, sampling={"max_tokens": 2})).max_tokens == 2
 
 
+@pytest.mark.case("C42")
 def test_a_hopeless_prompt_is_not_tokenised(
     preparer: Preparer, tokenizer: Letters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_hopeless_prompt_is_not_tokenised(
     assert refused.value.code == "prompt_too_long"
 
 
+@pytest.mark.case("D55")
 def test_a_templates_refusal_is_the_jobs_fault(preparer: Preparer) -> None:
     """Told in the template's words, on one line and short."""
     with pytest.raises(JobRefused, match="System role not supported") as refused:
@@ -108,6 +110,7 @@ def test_a_templates_refusal_is_the_jobs_fault(preparer: Preparer) -> None:
     assert len(str(refused.value)) < 300
 
 
+@pytest.mark.case("D55")
 def test_a_model_without_template_takes_no_chat(preparer: Preparer, tokenizer: Letters) -> None:
     """It says so, instead of guessing a format."""
     tokenizer.chat_template = None
@@ -135,6 +138,7 @@ def test_messages_reach_the_template_as_it_expects_them(preparer: Preparer, toke
     assert options["add_generation_prompt"] is True
 
 
+@pytest.mark.case("D45")
 def test_tokens_that_the_model_has_no_row_for_are_refused(preparer: Preparer) -> None:
     """Also where the tokenizer made them: its vocabulary may be larger than the model's."""
     with pytest.raises(JobRefused) as refused:
@@ -142,6 +146,7 @@ def test_tokens_that_the_model_has_no_row_for_are_refused(preparer: Preparer) ->
     assert refused.value.code == "token_out_of_range"
 
 
+@pytest.mark.case("D51")
 async def test_a_constraint_that_compiles_for_minutes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its job is refused, and jobs without constraint never wait for it."""
     compiled = threading.Event()
@@ -168,6 +173,7 @@ async def test_a_constraint_that_compiles_for_minutes_is_given_up(monkeypatch: p
 # --- outputs ------------------------------------------------------------------
 
 
+@pytest.mark.case("D54")
 def test_infinite_log_probabilities_get_a_floor() -> None:
     """JSON has no infinity, and a result must not fail after the work is done."""
     table = [

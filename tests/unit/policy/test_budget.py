@@ -39,6 +39,7 @@ def test_a_usual_step_meets_the_target_or_says_that_it_cannot(decodes: int, kv: 
 
 
 @given(st.integers(1, 5000), st.sampled_from(Haste))
+@pytest.mark.case("C41")
 def test_latency_prompts_stretch_a_step_only_so_far(need: int, hurry: Haste) -> None:
     """However many wait, the step stays below 1.2 times the target (plus the half tile that others always get)."""
     budget = step_budget(
@@ -68,6 +69,7 @@ def test_a_lean_step_is_shorter_than_a_usual_one() -> None:
     assert lean == 100 + 100 + 64 < usual
 
 
+@pytest.mark.case("C41")
 def test_the_cap_leaves_latency_prompts_their_tokens() -> None:
     """Running throughput prompts together never eat what a waiting latency prompt needs."""
     cap = long_prefill_cap(1000, decodes=100, latency_prefill=300, prompts=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.policy.strategies import KV_TOKENS, candidate, candidates, engine
@@ -86,6 +87,7 @@ def test_without_latency_work_throughput_takes_every_seat_but_one() -> None:
     assert state.headroom.throughput_seats == 7
 
 
+@pytest.mark.case("C38")
 def test_a_latency_job_takes_the_kept_seat_at_once() -> None:
     """Latency jobs go into any free seat, earliest due first."""
     state = engine(seats=4)
@@ -97,6 +99,7 @@ def test_a_latency_job_takes_the_kept_seat_at_once() -> None:
     assert plan.waits == {(LATENCY, late.bucket): Reason.SEAT}
 
 
+@pytest.mark.case("C39")
 def test_nobody_starves_behind_a_stream_of_better_placed_jobs() -> None:
     """A long prompt that the KV cache has no room for gets in at last: once it has waited `AGE_LIMIT_S`, nothing
     passes it any more, so that it waits one residence longer at most."""

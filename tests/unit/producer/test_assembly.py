@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -209,6 +210,7 @@ def deliveries(draw: st.DrawFn) -> tuple[list[Event], str, int]:
 
 
 @given(deliveries())
+@pytest.mark.case("B30")
 def test_the_joined_text_is_always_the_stored_answer(delivery: tuple[list[Event], str, int]) -> None:
     """For every loss, repetition and restart: at the end the consumer shows the result, each event came once."""
     events, answer, attempts = delivery

@@ -30,6 +30,7 @@ def check(card: ModelCard = CARD, **fields: Any) -> None:
         ({"prompt": "x", "prompt_tokens": 10}, "prompt: expected at most 9 tokens for demo, got 10"),
     ],
 )  # fmt: skip
+@pytest.mark.case("C42")
 def test_what_the_model_cannot_hold_is_refused(fields: dict[str, Any], message: str) -> None:
     """A worker would refuse it later, after it waited in a lane."""
     with pytest.raises(InvalidJob) as caught:

@@ -98,6 +98,7 @@ def test_a_job_has_exactly_one_payload(given: dict[str, Any]) -> None:
     ],
     ids=repr,
 )  # fmt: skip
+@pytest.mark.case("D43")
 def test_a_payload_that_no_engine_should_see_is_refused(fields: dict[str, Any]) -> None:
     """Empty, wrongly typed, out of range: each with one sentence, before anything is sent."""
     refusal(**fields)
@@ -131,6 +132,7 @@ def test_a_payload_that_no_engine_should_see_is_refused(fields: dict[str, Any]) 
                                 {"json": {"a": math.nan}}, {"regex": "a" * 70_000}, "x"]),
     ],
 )  # fmt: skip
+@pytest.mark.case("D46", "D49", "D50")
 def test_sampling_values_that_the_engine_would_die_of_are_refused(field: str, values: list[Any]) -> None:
     """The engine has no guard of its own in front of it: every bound is checked here."""
     for value in values:
@@ -162,12 +164,14 @@ def test_the_bounds_themselves_are_allowed(field: str, values: list[Any]) -> Non
         build(prompt="x", sampling={field: value})
 
 
+@pytest.mark.case("D49")
 def test_sampling_values_that_contradict_each_other_are_refused() -> None:
     """Each alone is fine."""
     assert "at most max_tokens (3)" in refusal(prompt="x", sampling={"min_tokens": 4, "max_tokens": 3})
     assert "1 when temperature is 0" in refusal(prompt="x", sampling={"n": 2, "temperature": 0})
 
 
+@pytest.mark.case("D51")
 def test_a_schema_is_bounded_in_depth() -> None:
     """A grammar grows exponentially with nesting, and no time-out stops its compiler."""
     schema: dict[str, Any] = {}
@@ -195,6 +199,7 @@ def test_a_schema_is_bounded_in_depth() -> None:
     ],
     ids=repr,
 )  # fmt: skip
+@pytest.mark.case("C34")
 def test_options_out_of_bounds_are_refused(fields: dict[str, Any]) -> None:
     """The field is named, whatever is wrong with it."""
     assert refusal(prompt="x", **fields).startswith(next(iter(fields)))
@@ -233,6 +238,7 @@ def test_ordinary_names_are_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["\ud800", "a\udfffb", "\0", "a\0b"])
+@pytest.mark.case("D53")
 def test_text_that_cannot_travel_is_refused_everywhere(bad: str) -> None:
     """Half a surrogate pair has no encoding and NUL ends strings in too many places."""
     places: list[dict[str, Any]] = [
@@ -266,11 +272,13 @@ SECRET = "c4n4ry"
     ],
     ids=repr,
 )  # fmt: skip
+@pytest.mark.case("D57")
 def test_an_error_never_repeats_what_a_user_wrote(fields: dict[str, Any]) -> None:
     """Errors end up in logs; prompts, stop strings, schemas and metadata must not."""
     assert SECRET not in refusal(**fields)
 
 
+@pytest.mark.case("D57")
 def test_an_error_stays_short_however_large_the_mistake() -> None:
     """Ten thousand wrong items, five megabytes of text, an endless iterable: one sentence each."""
 

@@ -48,6 +48,7 @@ def test_what_is_no_job_id_is_refused(bad: object) -> None:
         Keys().of_job(bad)  # type: ignore[arg-type]
 
 
+@pytest.mark.case("A10")
 def test_processes_get_names_of_their_own() -> None:
     """Two lives of one pod have different names, so that none inherits the other's work."""
     assert new_worker_id("node-1") != new_worker_id("node-1")
@@ -73,6 +74,7 @@ def test_keys_spread_and_few_move_when_a_partition_is_added() -> None:
     assert 0.08 < len(moved) / 4000 < 0.15
 
 
+@pytest.mark.case("A21")
 def test_keys_of_a_partition_share_one_slot() -> None:
     """Everything that one script touches has the same hash tag, which is all a cluster looks at."""
     keys = Keys("ns").of_model("demo", 7)

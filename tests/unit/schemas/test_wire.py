@@ -96,6 +96,7 @@ def test_a_job_of_a_newer_format_is_unreadable() -> None:
 @example(data=b"\x92\x01\xdd\xff\xff\xff\xff")  # claims four thousand million items
 @example(data=b"\x92\x01\x81\xa2id\xa1\xff")  # text that is not UTF-8
 @example(data=b"\xc7\x0c\xff" + b"\xff" * 12)  # a timestamp out of range
+@pytest.mark.case("D53")
 def test_any_bytes_are_read_or_refused_in_one_way(decode: object, data: bytes) -> None:
     """Somebody may write anything into a stream: a reader meets `UnreadableEntry` and no other error."""
     assert callable(decode)

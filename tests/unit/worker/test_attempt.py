@@ -172,6 +172,7 @@ async def test_an_adapter_is_loaded_before_the_job_and_named_in_its_outcome(benc
         ({"metadata": {"fake": "refuse"}}, "refused"),
     ],
 )
+@pytest.mark.case("D55")
 async def test_a_jobs_own_fault_fails_it_at_once(bench: Bench, fields: dict[str, Any], code: str) -> None:
     """No retry can help a job that is wrong itself. The error names the field, never its content."""
     outcome = outcome_of(await bench.attempt(make_job(**fields)).run())
@@ -198,6 +199,7 @@ async def test_after_the_last_attempt_the_job_is_dead_lettered(bench: Bench) -> 
     assert isinstance(verdict.result.outcome, Failed)
 
 
+@pytest.mark.case("B29")
 async def test_an_abort_is_never_a_completion(bench: Bench) -> None:
     """The engine ended the stream in good order, but not the job: it runs again."""
     attempt = bench.attempt(make_job(sampling=LONG))
@@ -207,6 +209,7 @@ async def test_an_abort_is_never_a_completion(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("why", "kind"), [(Stop.CANCEL, Cancelled), (Stop.DEADLINE, Expired)])
+@pytest.mark.case("B29")
 async def test_a_stopped_job_settles_with_what_was_generated(
     bench: Bench, why: Stop, kind: type[Outcome]
 ) -> None:
@@ -293,6 +296,7 @@ async def test_a_hung_engine_holds_nobody_up(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("claim", "kind"), [({"cancelled": True}, Cancelled), ({"deadline": time.monotonic() - 1}, Expired)]
 )
+@pytest.mark.case("C34")
 async def test_a_job_that_is_too_late_never_enters_the_engine(
     bench: Bench, claim: dict[str, Any], kind: type[Outcome]
 ) -> None:

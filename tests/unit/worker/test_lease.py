@@ -139,6 +139,7 @@ async def test_an_idle_engine_is_not_a_hung_one(world: World) -> None:
     assert not world.lost
 
 
+@pytest.mark.case("C35")
 async def test_jobs_are_dropped_before_the_lease_lapses_when_the_server_is_away(world: World) -> None:
     """At 0.7 of the lease without renewal the worker lets go, by its own clock."""
     job = world.take(inside=True)
@@ -151,6 +152,7 @@ async def test_jobs_are_dropped_before_the_lease_lapses_when_the_server_is_away(
     assert world.lost == {job: "not_renewed"}
 
 
+@pytest.mark.case("A6")
 async def test_a_worker_that_was_frozen_drops_what_it_held(world: World) -> None:
     """After SIGSTOP and SIGCONT the jobs may be somebody else's; the engine is not blamed."""
     job = world.take(inside=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def test_a_latency_job_is_claimed_only_into_a_free_seat(ledger: Ledger, window: 
 
 
 @given(ledgers(), WINDOWS)
+@pytest.mark.case("A11")
 def test_nobody_holds_more_than_its_seats_and_its_window(ledger: Ledger, window: int) -> None:
     """Whatever a claim brings, each throughput lane has at most its window in this worker, waiting for a seat."""
     for stage in plan(ledger, window).stages[1:]:
@@ -72,6 +74,7 @@ def test_one_seat_at_least_is_kept(seats: int, share: float) -> None:
 
 
 @given(ledgers(), WINDOWS, st.integers(0, 10_000))
+@pytest.mark.case("C39")
 def test_every_throughput_bucket_has_its_turn(ledger: Ledger, window: int, turn: int) -> None:
     """In three claims in a row each bucket goes first once, so none starves behind another."""
     made = [plan(ledger, window, turn + step).stages[1:] for step in range(3)]
