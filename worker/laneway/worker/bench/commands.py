@@ -7,10 +7,11 @@ from argparse import ArgumentParser, Namespace
 from laneway.schemas.command import Command
 from laneway.worker.bench import lease
 from laneway.worker.bench.chaos import command as chaos
+from laneway.worker.bench.mixed import command as mixed
 from laneway.worker.bench.queue import command as queue
 from laneway.worker.bench.sim import command as sim
 
-BENCHES: tuple[Command, ...] = (chaos.COMMAND, lease.COMMAND, queue.COMMAND, sim.COMMAND)
+BENCHES: tuple[Command, ...] = (chaos.COMMAND, lease.COMMAND, mixed.COMMAND, queue.COMMAND, sim.COMMAND)
 
 
 def configure(parser: ArgumentParser) -> None:
