@@ -176,16 +176,17 @@ def test_the_last_line_holds_every_policy_and_the_ratios(
     assert ask("--seeds", "2", "--json", "--out", str(tmp_path)) == 0
     out, err = capsys.readouterr()
     told = json.loads(out.splitlines()[-1])
-    assert list(told["policies"]) == list(compare.RIVALS)
+    assert list(told["policies"]) == list(compare.POLICIES)
     for figures in told["policies"].values():
         assert list(figures["seeds"]) in (["1", "2"], ["2", "1"])
         assert figures["throughput"]["tokens_s"] > 0
     assert told["policies"]["priority"]["latency"]["ttft_ms"]["p95"] > 0
-    assert set(told["ratios_vs_priority"]) <= {"latency_ttft_p95", "throughput"}
+    assert told["ratios_vs_priority"] == told["ratios"]["level1"]
+    assert all(ratio > 0 for ratio in told["ratios_vs_priority"].values())
     assert {probe["policy"] for probe in told["probes"]} == {"priority", "semaphore"}
     assert json.loads((tmp_path / "mixed.json").read_text()) == told
     order = [line.split()[3] for line in err.splitlines() if line.startswith("run, ")]
-    assert order == [*compare.RIVALS, *reversed(compare.RIVALS)]
+    assert order == [*compare.POLICIES, *reversed(compare.POLICIES)]
 
 
 def test_a_wrong_option_is_told_in_a_sentence() -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from laneway.schemas.command import Command
 from laneway.worker.bench.mixed import report
-from laneway.worker.bench.mixed.compare import RIVALS, Comparison, compare
+from laneway.worker.bench.mixed.compare import POLICIES, Comparison, compare
 from laneway.worker.bench.mixed.drive import Load
 from laneway.worker.bench.mixed.plan import SHAPES
 from laneway.worker.engine.create import create_engine
@@ -43,7 +43,9 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--seconds", type=_seconds, default=40, metavar="S", help="judged, of each run (40)")
     parser.add_argument("--ramp", type=_seconds, default=8, metavar="S", help="before that, unjudged (8)")
     parser.add_argument("--probe", type=_seconds, default=12, metavar="S", help="judged, when tuning (12)")
-    parser.add_argument("--policies", type=_policies, default=RIVALS, metavar="A,B", help=",".join(RIVALS))
+    parser.add_argument(
+        "--policies", type=_policies, default=POLICIES, metavar="A,B", help=",".join(POLICIES)
+    )
     parser.add_argument("--shape", choices=tuple(SHAPES), help="lengths and rate; default: by the seats")
     parser.add_argument("--rate", type=_seconds, metavar="R", help="latency jobs per second")
     parser.add_argument(
@@ -107,9 +109,9 @@ def _settings(args: Namespace) -> WorkerSettings:
 
 def _policies(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if name not in RIVALS]:
-        raise ArgumentTypeError(f"expected some of {', '.join(RIVALS)}, got {unknown[0]}")
-    return tuple(name for name in RIVALS if name in names)
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise ArgumentTypeError(f"expected some of {', '.join(POLICIES)}, got {unknown[0]}")
+    return tuple(name for name in POLICIES if name in names)
 
 
 def _positive(text: str) -> int:

@@ -8,10 +8,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from laneway.worker.bench.mixed import policies
-from laneway.worker.bench.mixed.drive import Load, play
+from laneway.worker.bench.mixed.drive import MODEL, Load, play
+from laneway.worker.bench.mixed.laneway import level1
 from laneway.worker.bench.mixed.measure import Figures, measure
 from laneway.worker.bench.mixed.policies import Policy
 from laneway.worker.ports import Engine
+from laneway.worker.warmup import profile
 
 PERMIT_SHARES = (0.5, 0.625, 0.75, 0.875, 0.9375)
 """Of the seats: semaphores that are tried."""
@@ -21,8 +23,9 @@ TUNING_SEED = 1_000_003
 """Of the probes' load: no seed that is judged."""
 RIVALS = ("static", "grouped", "fifo", "priority", "semaphore")
 BASELINE = "priority"
-OURS = ("level1+2", "level1")
-"""Laneway, the whole of it first."""
+OURS = ("level1",)
+"""Laneway."""
+POLICIES = (*RIVALS, *OURS)
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -102,6 +105,7 @@ async def _field(
         "fifo": [policies.fifo(load.backlog)],
         "priority": priorities(seats, load.backlog),
         "semaphore": semaphores(seats),
+        "level1": [level1(await profile(engine, MODEL))],
     }
     chosen = []
     for name in names:
