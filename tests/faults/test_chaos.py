@@ -186,6 +186,17 @@ def test_what_of_a_recovery_the_server_was_away_is_told_apart() -> None:
     assert (report.recovery_s_max, report.recovery_up_s_max) == (6.0, 2.5)
 
 
+def test_a_recovery_of_more_than_two_leases_breaks_a_promise() -> None:
+    """What of it the server was away does not count; nothing else is forgiven, a machine that is too busy neither."""
+    lines = [claimed("w", 1.0), claimed("v", 8.0, attempt=2), line("v", 8.0, "job.started")]
+    lines.append(line("v", 9.0, "job.settled"))
+    given: dict[str, Any] = {"lines": lines, "silences": [Silence(process="w", at=2.0)], "lag_s": 2.0}
+    late, ready = judge(**given, lease_s=2.9), judge(**given, lease_s=3.0)
+    assert (late.late, late.clean, late.lag_s_max) == (1, False, 2.0)
+    assert (ready.late, ready.clean) == (0, True)
+    assert judge(**given, lease_s=2.9, outages=[Outage(begin=3.0, end=3.5)]).clean
+
+
 def test_what_a_thawed_worker_still_ends_was_not_lost() -> None:
     """The lease held; what another runs later has another reason."""
     lines = [claimed("w", 1.0), line("w", 3.0, "job.handed_back"), claimed("v", 9.0, attempt=2)]

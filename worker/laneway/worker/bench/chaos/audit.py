@@ -98,6 +98,10 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """Exit codes of workers that nobody killed, and how often."""
     orphans: int = 0
     """Processes of engines that outlived their workers."""
+    lease_s: float = 0.0
+    """Recoveries are to take two of these at most; 0: they are not bounded."""
+    lag_s: float = 0.0
+    """Longest time by which this process itself was late to wake: the machine was short of processors then."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -126,6 +130,10 @@ class Report(Struct, frozen=True, kw_only=True):
     recovery_up_s_max: float
     """Longest such time without what of it the server was away, when nobody can take anything over."""
     recoveries: int
+    late: int
+    """Those that took more than two leases although the server was up."""
+    lag_s_max: float
+    """Longest time by which the harness itself was late to wake. Where a machine is short of processors, so are workers."""
     again_s_max: float
     """The same for jobs that were hit again before they ran: claimed by a worker that never heard of it, because the
     reply was lost, or that fell silent at once."""
@@ -153,6 +161,7 @@ class Report(Struct, frozen=True, kw_only=True):
             self.waiting,
             self.pending,
             self.orphans,
+            self.late,
         )
         return not any(faults) and self.poison == self.poison_sent and self.exits.keys() <= FAIR_EXITS
 
@@ -183,6 +192,8 @@ def audit(evidence: Evidence) -> Report:
         recovery_s_p99=round(plain[int(0.99 * len(plain))], 3) if plain else 0.0,
         recovery_up_s_max=_longest(up),
         recoveries=len(plain),
+        late=sum(seconds > 2 * evidence.lease_s > 0 for seconds in up),
+        lag_s_max=round(evidence.lag_s, 3),
         again_s_max=_longest(again),
         again=len(again),
         suspect_s_max=_longest(suspect),

@@ -77,6 +77,8 @@ def render(report: Report, lease_s: float) -> str:
             f"longest of {report.recoveries}, p50 {report.recovery_s_p50:.1f} s, p99 {report.recovery_s_p99:.1f} s; "
             f"{report.recovery_up_s_max:.1f} s while the server was up; a lease is {lease_s:g} s",
         ),
+        ("late", report.late, "longer than two leases with the server up; must be 0"),
+        ("lag", f"{report.lag_s_max:.1f} s", "longest that this process itself waited for a processor"),
         ("hit again", f"{report.again_s_max:.1f} s", f"longest of {report.again}"),
         ("of suspects", f"{report.suspect_s_max:.1f} s", f"longest of {report.suspects}"),
         ("orphans", report.orphans, "processes of engines without a worker; must be 0"),

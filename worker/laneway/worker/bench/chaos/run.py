@@ -16,7 +16,7 @@ from laneway.schemas.ids import new_worker_id
 from laneway.schemas.outcome import Completed, Failed, Result
 from laneway.worker.bench.chaos.audit import Accepted, Ended, Evidence, Outage, Report, audit
 from laneway.worker.bench.chaos.fleet import ENTRY, Fleet
-from laneway.worker.bench.chaos.plan import Arrival, Fault, Kind, Plan, Strike
+from laneway.worker.bench.chaos.plan import LEASE_S, Arrival, Fault, Kind, Plan, Strike
 from laneway.worker.bench.chaos.server import ChaosServer
 from laneway.worker.bench.chaos.wire import LossyWire
 from laneway.worker.engine.fake_engine import FakeEngineSettings
@@ -26,6 +26,7 @@ from laneway.worker.queue.redis_queue import QueueOptions, RedisQueue
 
 MODEL = "demo"
 _AGAIN_S = 0.1
+_TICK_S = 0.05
 _QUIET_LOOKS = 6
 """Looks at empty lanes, a second apart: longer than any waiter needs to find its result."""
 
@@ -96,11 +97,12 @@ class Run:
         self._accepted: list[Accepted] = []
         self._outages: list[Outage] = []
         self._ended: dict[str, Ended] = {}
+        self._lag_s = 0.0
 
     async def report(self) -> Report:
         """Do it all, and judge it."""
         self._begin = time.monotonic()
-        watch = asyncio.create_task(self._fleet.watch())
+        watch = [asyncio.create_task(self._fleet.watch()), asyncio.create_task(self._measure_lag())]
         strikes = [asyncio.create_task(self._strike(strike)) for strike in self._plan.strikes]
         jobs = [asyncio.create_task(self._follow(arrival)) for arrival in self._plan.arrivals]
         idle = asyncio.create_task(self._until_idle())
@@ -110,9 +112,9 @@ class Run:
                 {idle, everything}, timeout=self._plan.limit_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            for task in (everything, idle, watch, *strikes):
+            for task in (everything, idle, *watch, *strikes):
                 task.cancel()
-            ends = await asyncio.gather(everything, idle, watch, *strikes, return_exceptions=True)
+            ends = await asyncio.gather(everything, idle, *watch, *strikes, return_exceptions=True)
         for end in ends:
             if isinstance(end, Exception):
                 raise end
@@ -200,7 +202,15 @@ class Run:
             waiting=waiting,
             pending=pending,
             exits=self._fleet.exits,
+            lease_s=LEASE_S,
+            lag_s=self._lag_s,
         )
+
+    async def _measure_lag(self) -> None:
+        while True:
+            begin = time.monotonic()
+            await asyncio.sleep(_TICK_S)
+            self._lag_s = max(self._lag_s, time.monotonic() - begin - _TICK_S)
 
     async def _leftovers(self) -> tuple[int, int]:
         """Entries in the lanes that wait, and those in somebody's hands."""
