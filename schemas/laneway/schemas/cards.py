@@ -31,6 +31,17 @@ class WorkerCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seats_free: int = 0
     jobs: int = 0
     adapters: tuple[str, ...] = ()
+    partitions: int = 1
+    gate: int = 0
+    """Jobs in hand that wait to go into the engine."""
+    kv_usage: float = 0.0
+    """Share of KV blocks in use, 0 to 1."""
+    budget: int = 0
+    """Tokens of a step by the latest plan; 0: none was made."""
+    plans_s: float = 0.0
+    """Admission plans a second, over the last ten or so."""
+    cost_error: float = 0.0
+    """Mean relative error of the predicted step time, 0 to 1 and more."""
     waits: dict[str, str] = {}
     """Why the first job of a lane waits for a seat of this worker, by class and bucket: `throughput.short`."""
 

@@ -16,12 +16,15 @@ from laneway.worker.policy.headroom import Headroom
 from laneway.worker.policy.lengths import Kind, Lengths
 from laneway.worker.policy.order import Candidate
 from laneway.worker.policy.planner import Reason, State
+from laneway.worker.policy.reserve import Decayed
 from laneway.worker.policy.slots import Slots
 from laneway.worker.ports import Claim, Engine, Prepared
 from laneway.worker.settings import WorkerSettings
 
 FEED_STEPS = planner.FEED_STEPS + 1
 """One step more than the policy's own, since vLLM schedules a step ahead."""
+PLANS_S = 10.0
+"""Horizon of the count of plans a second."""
 RETHINK_S = 0.05
 """Pause between two looks at what waits while nothing happens: reserves fade, and slack runs out, by themselves."""
 
@@ -64,10 +67,21 @@ class Admitter:
         self._turns: dict[str, Turn] = {}
         """Jobs that wait, the oldest first."""
         self._inside: dict[str, Turn] = {}
+        self._plans = Decayed(tau_s=PLANS_S)
+        self.budget = 0
+        """Tokens of a step by the latest plan; 0: none was made."""
         self._look: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self.waits: Mapping[tuple[SloClass, Bucket], Reason] = {}
         """Per lane with a job in the window, why the first one waits."""
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def plans_s(self) -> float:
+        """Plans a second, lately."""
+        return self._plans.read(self._clock()) / self._plans.tau_s
 
     @property
     def state(self) -> State:
@@ -170,7 +184,8 @@ class Admitter:
         )
         for admission in plan.admit:
             self._admit(admission.candidate.id)
-        self.waits = plan.waits
+        self.waits, self.budget = plan.waits, plan.budget.tokens
+        self._plans.add(1, now)
 
     def _admit(self, job_id: str) -> None:
         turn = self._turns.pop(job_id)

@@ -265,6 +265,12 @@ class Service:
             seats_free=ledger.free,
             jobs=len(self.hands),
             adapters=self._adapter_ids,
+            partitions=self.settings.partitions,
+            gate=len(self.admitter),
+            kv_usage=self._engine.stats().kv_usage,
+            budget=self.admitter.budget,
+            plans_s=self.admitter.plans_s,
+            cost_error=self.observer.error,
             waits={
                 f"{slo.value}.{bucket.value}": why.value for (slo, bucket), why in self.admitter.waits.items()
             },
