@@ -53,8 +53,8 @@ class Server:
     ) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Start it (again, with the data it had) and return when it answers."""
+    def start(self, *more: str) -> None:
+        """Start it (again, with the data it had, and `more` options) and return when it answers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         options = {
             "bind": "127.0.0.1",
@@ -67,7 +67,7 @@ class Server:
         }
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen(
-            dying_with_us([str(self._binary), *words, *self._options]),
+            dying_with_us([str(self._binary), *words, *self._options, *more]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
