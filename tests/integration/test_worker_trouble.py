@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -11,15 +12,17 @@ from tests.support.installations import Installation, MemoryInstallation, take
 from tests.support.serving import LONG, STEP_S, result_of, serving
 from tests.support.wait import wait_until
 
+from laneway.schemas.events import Event
 from laneway.schemas.job import Job
 from laneway.schemas.keys import lanes
 from laneway.schemas.outcome import Cancelled, Completed, Failed, JobError
+from laneway.schemas.sampling import Sampling
 from laneway.schemas.state import JobState
 from laneway.worker import intake
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.errors import EngineDied, QueueUnavailable
 from laneway.worker.policy.quarantine import SUSPECT
-from laneway.worker.ports import Claim, JobQueue, Prepared
+from laneway.worker.ports import Claim, JobQueue, Prepared, Settlement
 
 
 async def test_what_is_no_job_is_set_aside_and_the_worker_lives(ends: Installation) -> None:
@@ -250,3 +253,37 @@ async def test_a_dead_task_of_its_own_ends_the_worker(
         await worker.says("job.claimed")
         await ends.cancel(job.id)
         await result_of(ends, job)
+
+
+@pytest.mark.parametrize("refused", ["settle", "retry"])
+async def test_nothing_more_is_sent_of_a_job_that_was_given_up(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fenced or retried: what consumers have not been sent by then is another attempt's to say."""
+    ends = MemoryInstallation()
+    queue = await ends.queue(lease_s=3.0)
+    sent: list[Event] = []
+    gate = asyncio.Event()
+
+    async def publish(events: Mapping[str, Sequence[Event]]) -> set[str]:
+        sent.extend(event for some in events.values() for event in some)
+        await gate.wait()
+        return set()
+
+    async def refuse(*call: object) -> Any:
+        return Settlement.FENCED if refused == "settle" else False
+
+    monkeypatch.setattr(queue, "publish", publish)
+    monkeypatch.setattr(queue, refused, refuse)
+    job = make_job(stream=True, reply_to="out", sampling=Sampling(max_tokens=20, ignore_eos=True))
+    async with serving(ends, queue=queue) as worker:
+        await ends.submit(job)
+        await wait_until(lambda: sent, "the beginning of the answer")
+        before = list(sent)
+        await wait_until(lambda: worker.engine.stats().generated_tokens > 5, "more of it")
+        if refused == "retry":
+            await worker.engine.abort(f"{job.id}.1")
+        await worker.says("job.fenced")
+        gate.set()
+        await worker.service.publisher.flush(1)
+    assert sent == before

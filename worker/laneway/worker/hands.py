@@ -281,11 +281,10 @@ class Hands:
                 self._settled(hand, result, settlement, dead=True)
             case Lose(error):
                 kept = await self._insist(lambda: self._queue.lose(claim, error))
-                self._tell(claim, "job.retried" if kept else "job.fenced", code=error.code)
+                self._given_up(claim, kept, code=error.code)
             case Retry(error, delay_ms):
                 kept = await self._insist(lambda: self._queue.retry(claim, error, delay_ms))
-                event = "job.retried" if kept else "job.fenced"
-                self._tell(claim, event, code=error.code, delay_ms=delay_ms)
+                self._given_up(claim, kept, code=error.code, delay_ms=delay_ms)
         self._keeper.forget(claim.job.id)
 
     async def _save(self, claims: Sequence[Claim]) -> None:
@@ -297,12 +296,17 @@ class Hands:
         claim = hand.claim
         outcome = result.state.value
         if settlement is Settlement.FENCED:
-            self._tell(claim, "job.fenced", outcome=outcome)
+            self._given_up(claim, False, outcome=outcome)
             return
         self._publisher.post(hand.readers, Ended(job_id=claim.job.id, attempt=claim.attempt, state=outcome))
         if dead:
             self._tell(claim, "job.dead_lettered", outcome=outcome)
         self._tell(claim, "job.settled", outcome=outcome, **_figures(result))
+
+    def _given_up(self, claim: Claim, kept: bool, **fields: Any) -> None:
+        # What is not sent yet may not be kept either: whoever goes on from what is kept would contradict it.
+        self._publisher.forget(claim.job.id)
+        self._tell(claim, "job.retried" if kept else "job.fenced", **fields)
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """The answer to `call`, however long the server is away: what is done is neither dropped nor acknowledged."""
