@@ -5,13 +5,20 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from laneway.schemas.command import Command
-from laneway.worker.bench import lease
+from laneway.worker.bench import lease, overhead
 from laneway.worker.bench.chaos import command as chaos
 from laneway.worker.bench.mixed import command as mixed
 from laneway.worker.bench.queue import command as queue
 from laneway.worker.bench.sim import command as sim
 
-BENCHES: tuple[Command, ...] = (chaos.COMMAND, lease.COMMAND, mixed.COMMAND, queue.COMMAND, sim.COMMAND)
+BENCHES: tuple[Command, ...] = (
+    chaos.COMMAND,
+    lease.COMMAND,
+    mixed.COMMAND,
+    overhead.COMMAND,
+    queue.COMMAND,
+    sim.COMMAND,
+)
 
 
 def configure(parser: ArgumentParser) -> None:
