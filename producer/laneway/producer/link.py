@@ -16,6 +16,7 @@ from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -31,6 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from laneway.producer.errors import InvalidSettings, ProducerClosed, QueueFull, QueueUnavailable
 from laneway.producer.settings import ProducerSettings
 from laneway.schemas.script import Script
+from laneway.schemas.sentinels import read_sentinels
 
 Command = tuple[Any, ...]
 """A command as the server takes it: name and arguments, text or bytes."""
@@ -63,21 +65,14 @@ class Link:
         self._connect_s = settings.connect_timeout_s
         self._closed = False
         try:
-            self._pool: Any = ConnectionPool.from_url(
-                settings.redis_url,
-                socket_timeout=None,  # time-outs are kept here: the client's swallow a cancellation now and then
-                socket_connect_timeout=settings.connect_timeout_s,
-                retry=Retry(NoBackoff(), 0),
-                protocol=2,
-                health_check_interval=0,
-                client_name="laneway-producer",
-                decode_responses=False,
-            )
-            self.address = _address(self._pool.connection_kwargs)
+            self._pool, self.address = _pool(settings)
         except (ValueError, TypeError, AttributeError):
             masked = re.sub(r"//.*@", "//***@", settings.redis_url)
             raise InvalidSettings(
-                "redis_url", "redis://[user:password@]host:port/db, rediss:// or unix://", masked
+                "redis_url",
+                "redis://[user:password@]host:port/db, rediss://, unix:// or "
+                "redis+sentinel://host:port,host:port/service",
+                masked,
             ) from None
 
     async def close(self) -> None:
@@ -212,6 +207,38 @@ def _reason(error: BaseException) -> str:
         cause = cause.__cause__ or cause.__context__
     late = isinstance(error, TimeoutError | RedisTimeout)
     return "no answer in time" if late else type(error).__name__
+
+
+class _MasterPool(SentinelConnectionPool):  # type: ignore[misc]
+    """Connections to whatever server the sentinels call the master when one is made."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close these, and those to the sentinels: their client does not."""
+        await super().disconnect(inuse_connections)
+        for sentinel in self.sentinel_manager.sentinels:
+            await sentinel.aclose()
+
+
+def _pool(settings: ProducerSettings) -> tuple[Any, str]:
+    """Connections to the server, or to whatever its sentinels call the master, and its address for messages."""
+    options: dict[str, Any] = {
+        "socket_timeout": None,  # time-outs are kept here: the client's swallow a cancellation now and then
+        "socket_connect_timeout": settings.connect_timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+        "health_check_interval": 0,
+        "client_name": "laneway-producer",
+        "decode_responses": False,
+    }
+    if (sentinels := read_sentinels(settings.redis_url)) is None:
+        pool = ConnectionPool.from_url(settings.redis_url, **options)
+        return pool, _address(pool.connection_kwargs)
+    patience = settings.connect_timeout_s / (
+        len(sentinels.addresses) + 1
+    )  # whoever is dead is not the only one asked
+    asked = {"socket_timeout": patience, "socket_connect_timeout": patience, "retry": Retry(NoBackoff(), 0)}
+    manager = Sentinel(sentinels.addresses, sentinel_kwargs=asked)
+    return _MasterPool(sentinels.service, manager, **sentinels.login, **options), sentinels.place
 
 
 def _address(options: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ class ProducerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Settings of a producer. Every wait is bounded by one of them."""
 
     redis_url: str = "redis://localhost:6379/0"
-    """`redis://`, `rediss://` or `unix://`. From the environment: `LANEWAY_REDIS_URL`."""
+    """`redis://`, `rediss://`, `unix://`, or `redis+sentinel://host:port,host:port/service`. From the environment: `LANEWAY_REDIS_URL`."""
     namespace: str = "laneway"
     """First part of every key. From the environment: `LANEWAY_NAMESPACE`."""
     connections: int = 4

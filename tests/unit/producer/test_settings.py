@@ -40,7 +40,15 @@ def test_a_wrong_setting_is_named(given: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://x", "localhost:6379", "", "redis://host:port", "redis://u:s3cret@host:port"]
+    "url",
+    [
+        "http://x",
+        "localhost:6379",
+        "",
+        "redis://host:port",
+        "redis://u:s3cret@host:port",
+        "redis+sentinel://:s3cret@host:1",
+    ],
 )
 def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
     """Before any connection is tried, and the error may be logged."""

@@ -128,6 +128,7 @@ def test_printed_settings_hide_passwords_and_tokens() -> None:
         ("redis://:pw@host/0", "redis://:***@host/0"),
         ("redis://token@host/0", "redis://***@host/0"),
         ("unix:///run/redis.sock?db=1&password=pw", "unix:///run/redis.sock?db=1&password=***"),
+        ("redis+sentinel://:pw@a:1,b:2/main", "redis+sentinel://:***@a:1,b:2/main"),
         ("memory://", "memory://"),
     ],
 )

@@ -33,8 +33,10 @@ Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Every option of a worker."""
 
-    redis_url: Annotated[str, Meta(pattern=r"^((rediss?|unix)://.+|memory://)$")] = "redis://127.0.0.1:6379/0"
-    """Server that holds the lanes: redis://, rediss:// or unix://. memory:// keeps jobs in the process, for trials."""
+    redis_url: Annotated[str, Meta(pattern=r"^((rediss?|unix|redis\+sentinel)://.+|memory://)$")] = (
+        "redis://127.0.0.1:6379/0"
+    )
+    """Server that holds the lanes: redis://, rediss:// or unix://; redis+sentinel://host:port,host:port/service asks sentinels for it. memory:// keeps jobs in the process, for trials."""
     namespace: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "laneway"
     """First part of every key: installations share a server by it."""
     model: Annotated[str, Meta(min_length=1)] = "demo"
@@ -245,7 +247,7 @@ def _convert(name: str, given: Given) -> Any:
 
 _TYPES = get_type_hints(WorkerSettings, include_extras=True)
 _EXPECTED = {
-    "redis_url": "a redis://, rediss:// or unix:// URL, or memory://",
+    "redis_url": "a redis://, rediss://, unix:// or redis+sentinel:// URL, or memory://",
     "namespace": "1 to 64 letters, digits and _ . -",
     "health_port": "a port from 0 to 65535, or off",
     "engine": "vllm or fake",

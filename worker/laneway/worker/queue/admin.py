@@ -11,7 +11,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from laneway.schemas.sentinels import read_sentinels
 from laneway.worker.errors import QueueUnavailable, QueueUnfit
+from laneway.worker.queue.connection import MasterPool, asking
 from laneway.worker.settings import mask_url
 
 _DELETE_BATCH = 500
@@ -116,13 +118,16 @@ async def drop_namespace(url: str, namespace: str, timeout_s: float = 10.0) -> i
 
 
 def _client(url: str, timeout_s: float) -> Any:
-    return Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    if (sentinels := read_sentinels(url)) is not None:
+        pool = MasterPool(sentinels.service, asking(sentinels, timeout_s), **sentinels.login, **options)
+        return Redis.from_pool(pool)
+    return Redis.from_url(url, **options)
 
 
 def _version(text: object) -> tuple[int, ...]:

@@ -10,10 +10,12 @@ from hiredis import pack_command
 from msgspec import Struct
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from laneway.schemas.script import Script
+from laneway.schemas.sentinels import Sentinels, read_sentinels
 from laneway.worker.errors import QueueUnavailable, SettingsError
 from laneway.worker.queue.batches import Batches
 from laneway.worker.settings import mask_url
@@ -31,6 +33,22 @@ MISSING = ("NOGROUP", "UNBLOCKED", "NOSTREAM")
 Command = tuple[Any, ...]
 
 
+class MasterPool(SentinelConnectionPool, BlockingConnectionPool):  # type: ignore[misc]
+    """Connections to whatever server the sentinels call the master when one is made."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        """Close these, and those to the sentinels: their client does not."""
+        await super().disconnect(inuse_connections)
+        for sentinel in self.sentinel_manager.sentinels:
+            await sentinel.aclose()
+
+
+def asking(sentinels: Sentinels, timeout_s: float) -> Sentinel:
+    """Asks one sentinel after the other, each for `timeout_s` at most."""
+    patience = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    return Sentinel(sentinels.addresses, sentinel_kwargs={**patience, "retry": Retry(NoBackoff(), 0)})
+
+
 class Connection:
     """Commands of one worker. Calls of one turn of the event loop travel together, as one pipeline."""
 
@@ -41,21 +59,25 @@ class Connection:
         self._batches: Batches[Command, Any] = Batches(self._exchange, PIPELINE)
 
     def _make_pool(self, timeout_s: float, connections: int) -> Any:
+        options: dict[str, Any] = {
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": CONNECT_S,
+            "socket_keepalive": True,
+            "health_check_interval": 0,
+            "max_connections": connections,
+            "timeout": timeout_s,
+        }
         try:
-            return BlockingConnectionPool.from_url(
-                self._url,
-                protocol=2,
-                retry=Retry(NoBackoff(), 0),
-                socket_timeout=timeout_s,
-                socket_connect_timeout=CONNECT_S,
-                socket_keepalive=True,
-                health_check_interval=0,
-                max_connections=connections,
-                timeout=timeout_s,
-            )
+            if (sentinels := read_sentinels(self._url)) is not None:
+                return MasterPool(
+                    sentinels.service, asking(sentinels, CONNECT_S), **sentinels.login, **options
+                )
+            return BlockingConnectionPool.from_url(self._url, **options)
         except ValueError as error:
             raise SettingsError(
-                f"redis_url: expected redis://, rediss:// or unix://, got {self.address}: {error}"
+                f"redis_url: expected redis://, rediss://, unix:// or redis+sentinel://, got {self.address}: {error}"
             ) from None
 
     def blocking(self, block_s: float) -> Blocking:
