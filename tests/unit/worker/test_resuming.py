@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.unit.worker.test_attempt import SQL, Bench, make_job, outcome_of
 
 from laneway.schemas.events import Restarted, Started, Tokens
@@ -17,6 +18,7 @@ from laneway.schemas.record import Kept
 from laneway.schemas.sampling import Sampling
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
 from laneway.worker.policy.resume import remaining, why_not_resumable
+from laneway.worker.ports import Piece
 from laneway.worker.verdicts import Settle
 
 TOKENS = 6
@@ -85,6 +87,26 @@ async def test_a_stop_token_at_the_cut_is_the_end(bench: Bench) -> None:
     assert isinstance(whole.outcome, Completed)
     assert whole.outcome.choices[0].stop_reason == stop
     again, _ = await run(bench, job, attempt=2, kept=tuple(kept))
+    assert again.outcome == whole.outcome
+
+
+async def test_an_end_that_comes_after_the_last_token_is_the_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may tell it by itself: whoever takes over then does not generate beyond it."""
+    generate = FakeEngine.generate
+
+    async def apart(self: FakeEngine, *call: Any) -> AsyncIterator[Sequence[Piece]]:
+        async for pieces in generate(self, *call):
+            for piece in pieces:
+                yield [replace(piece, finish_reason=None)]
+                if piece.finish_reason:
+                    yield [Piece(finish_reason="stop")]
+
+    monkeypatch.setattr(FakeEngine, "generate", apart)
+    whole, kept = await run(bench, JOB)
+    longer = make_job(id=JOB.id, sampling=Sampling(max_tokens=3 * TOKENS, ignore_eos=True))
+    again, _ = await run(bench, longer, attempt=2, kept=tuple(kept))
     assert again.outcome == whole.outcome
 
 

@@ -235,7 +235,9 @@ class Attempt:
         for piece in pieces:
             self._answers.setdefault(piece.index, Answer()).add(piece)
             self._turn.tokens += len(piece.token_ids)
-            if not (piece.token_ids or piece.text):
+            # An end by itself is an event where it must be kept: the answer is not to go on beyond it.
+            is_end = self._spoke and self._keep is not None and natural_end(piece)
+            if not (piece.token_ids or piece.text or is_end):
                 continue
             if not self._spoke:
                 self._first_piece(piece)
