@@ -10,6 +10,7 @@ from tests.support.installations import Installation
 from tests.support.serving import LONG, STEP_S, Running, result_of, serving
 from tests.support.wait import wait_until
 
+from laneway.schemas.events import Ended, Started, Tokens
 from laneway.schemas.outcome import Cancelled, Completed, Expired
 from laneway.schemas.state import JobState
 from laneway.worker.engine.fake_engine import FakeEngineSettings
@@ -97,3 +98,39 @@ async def test_the_card_says_why_a_lane_waits(ends: Installation) -> None:
         await ends.submit(make_job(slo="throughput"))
         waits = await wait_until(lambda: worker.service.card().waits)
         assert waits == {"throughput.short": "kept for latency"}
+
+
+async def test_a_batch_job_leaves_for_a_latency_job_and_goes_on_from_its_tokens(
+    ends: Installation, output: str
+) -> None:
+    """Here for the adapter's slot that it holds. Whoever reads it sees one answer without a gap, of one attempt."""
+    await ends.listen(output)
+    batch = make_job(
+        slo="throughput",
+        lora="a",
+        sampling={"max_tokens": 400, "ignore_eos": True},
+        stream=True,
+        reply_to=output,
+    )
+    urgent = make_job(slo="latency", lora="b")
+    one_slot = FakeEngineSettings(seats=4, base_s=STEP_S, max_loras=1, answer_tokens=4)
+    async with serving(ends, one_slot) as worker:
+        state = worker.service.admitter.state
+        state.computed.add(1e6, time.monotonic())  # so that some of it may be wasted
+        await ends.submit(batch)
+        await worker.says("job.first_token")
+        await ends.submit(urgent)
+        await result_of(ends, urgent)
+        assert len(worker.told("job.preempted")) == 1
+        assert await ends.result(batch.id) is None
+        result = await result_of(ends, batch)
+        assert isinstance(result.outcome, Completed)
+        assert (result.attempt, result.outcome.usage.output_tokens) == (1, 400)
+        assert len(worker.told("job.started")) == 2
+        await wait_until(lambda: len(worker.service.hands) == 0)
+        worker.assert_idle()
+    events = await ends.heard(output)
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    assert [event.seq for event in tokens] == list(range(len(tokens)))
+    assert "".join(event.text for event in tokens) == result.text
+    assert [type(event) for event in events if not isinstance(event, Tokens)] == [Started, Ended]

@@ -177,6 +177,19 @@ async def test_a_defect_of_the_plan_is_told(
     assert [type(error) for error in it.defects] == [ZeroDivisionError]
 
 
+async def test_who_is_told_to_leave_before_it_has_begun_stays(gate: Callable[..., Gate]) -> None:
+    """It may be loading its adapter: nothing breaks, and plans go on."""
+    it = gate(2)
+    it.send("one")
+    await it.settle()
+    (job_id,) = it.admitter.state.headroom.holdings
+    it.admitter._preempt(job_id)
+    await it.leave("one")
+    it.send("two")
+    await it.settle()
+    assert it.order == ["one", "two"]
+
+
 async def test_who_gives_up_at_the_gate_leaves_nothing_behind(gate: Callable[..., Gate]) -> None:
     """Cancelled while it waits, or at the very moment it is let in: its seat and its slot are free again."""
     it = gate(2)

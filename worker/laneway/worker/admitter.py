@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from laneway.schemas.job import Bucket, Job, SloClass
 from laneway.worker.observer import Observer
@@ -39,7 +39,15 @@ class Turn:
         """To be called when the prompt is through."""
         self.let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tokens = 0
-        """Generated during this turn, over all answers. Whoever runs the job counts them here."""
+        """Generated during this turn, over all answers."""
+        self.scope = asyncio.timeout(None)
+        """To be run in: it expires when the job is to leave the engine for one that cannot wait."""
+
+    def add(self, tokens: int) -> None:
+        """So many more were generated."""
+        if not self.tokens:
+            self.first_token()
+        self.tokens += tokens
 
 
 class Admitter:
@@ -67,6 +75,8 @@ class Admitter:
         self._turns: dict[str, Turn] = {}
         """Jobs that wait, the oldest first."""
         self._inside: dict[str, Turn] = {}
+        self._leaving: set[str] = set()
+        """Those of them that were told to leave."""
         self._plans = Decayed(tau_s=PLANS_S)
         self.budget = 0
         """Tokens of a step by the latest plan; 0: none was made."""
@@ -101,15 +111,18 @@ class Admitter:
     # --- one job ------------------------------------------------------------------
 
     @asynccontextmanager
-    async def turn(self, claim: Claim, prepared: Prepared, done: int = 0) -> AsyncIterator[Turn]:
+    async def turn(
+        self, claim: Claim, prepared: Prepared, done: int = 0, preempted: int | None = None
+    ) -> AsyncIterator[Turn]:
         """Wait for the job's turn; it counts as inside the engine until the block ends. Cancelling gives the turn up.
 
-        `done`: tokens of the answer that there are already, to go on from.
+        `done`: tokens of the answer that there are already, to go on from. `preempted`: how often the job has been taken
+        out of the engine; None: it cannot go on from its tokens.
         """
         job_id, answers = claim.job.id, claim.job.sampling.n
         since = self._clock() - max(0, self._now_ms() - claim.submitted_ms) / 1000
         turn = Turn(
-            lambda: self._candidate(claim, prepared, done, since),
+            lambda: self._candidate(claim, prepared, done, preempted, since),
             lambda: self._first_token(job_id),
         )
         self._turns[job_id] = turn
@@ -117,12 +130,15 @@ class Admitter:
         try:
             await turn.let_in
             yield turn
-            lengths.record(self._lengths, _kind(claim.job), max(1, done + turn.tokens // answers))
+            if not turn.scope.expired():
+                lengths.record(self._lengths, _kind(claim.job), max(1, done + turn.tokens // answers))
         finally:
             self._turns.pop(job_id, None)
             self._leave(job_id, turn.tokens // answers)
 
-    def _candidate(self, claim: Claim, prepared: Prepared, done: int, since: float) -> Candidate:
+    def _candidate(
+        self, claim: Claim, prepared: Prepared, done: int, preempted: int | None, since: float
+    ) -> Candidate:
         job = claim.job
         latency = job.slo is SloClass.LATENCY
         guess = lengths.estimate(self._lengths, _kind(job), prepared.max_tokens)
@@ -141,7 +157,8 @@ class Admitter:
             tenant=job.tenant,
             adapter=job.lora,
             seats=job.sampling.n,
-            resumable=False,
+            resumable=preempted is not None,
+            preempted=preempted or 0,
         )
 
     def _first_token(self, job_id: str) -> None:
@@ -150,6 +167,7 @@ class Admitter:
 
     def _leave(self, job_id: str, generated: int) -> None:
         if self._inside.pop(job_id, None) is not None:
+            self._leaving.discard(job_id)
             planner.left(self.state, job_id, self._clock(), generated=generated)
         self._rethink()
 
@@ -174,6 +192,8 @@ class Admitter:
         if not self._turns:
             self.waits = {}
             return
+        if self._leaving:
+            return  # what they leave decides
         state, now, stats = self.state, self._clock(), self._engine.stats()
         state.model = self._observer.observe(stats)
         plan = planner.plan(
@@ -184,6 +204,8 @@ class Admitter:
         )
         for admission in plan.admit:
             self._admit(admission.candidate.id)
+        for job_id in plan.preempt:
+            self._preempt(job_id)
         self.waits, self.budget = plan.waits, plan.budget.tokens
         self._plans.add(1, now)
 
@@ -192,6 +214,14 @@ class Admitter:
         self._inside[job_id] = turn
         if not turn.let_in.done():  # else it was cancelled a moment ago, and leaves at once
             turn.let_in.set_result(None)
+
+    def _preempt(self, job_id: str) -> None:
+        turn = self._inside[job_id]
+        with suppress(
+            RuntimeError
+        ):  # it has not entered its scope yet, or has left it: then it stays, or leaves by itself
+            turn.scope.reschedule(asyncio.get_running_loop().time())
+            self._leaving.add(job_id)
 
     def close(self) -> None:
         """Forget that there was something to think about."""

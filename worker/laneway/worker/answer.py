@@ -18,6 +18,19 @@ def natural_end(piece: Piece) -> str | None:
     return piece.finish_reason if piece.finish_reason in NATURAL_ENDS else None
 
 
+def to_keep(piece: Piece, attempt: int, first_token_ms: int = 0, lora_digest: str = "") -> Kept:
+    """A piece as it is kept for later attempts; the two last are told with the first one of an answer."""
+    return Kept(
+        attempt=attempt,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        finish_reason=natural_end(piece),
+        stop_reason=piece.stop_reason,
+        first_token_ms=first_token_ms,
+        lora_digest=lora_digest,
+    )
+
+
 class Answer:
     """One of the `n` answers of a job, growing piece by piece."""
 

@@ -34,7 +34,7 @@ from laneway.schemas.outcome import (
 from laneway.schemas.record import Kept
 from laneway.worker.adapters import AdapterShelf
 from laneway.worker.admitter import Admitter, Turn
-from laneway.worker.answer import NATURAL_ENDS, Answer, natural_end
+from laneway.worker.answer import NATURAL_ENDS, Answer, natural_end, to_keep
 from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
 from laneway.worker.policy.quarantine import SEEN, is_guilty
 from laneway.worker.policy.retry import RetryAfter, after_failure
@@ -60,10 +60,12 @@ class Attempt:
         now_ms: Callable[[], int],
         emit: Callable[[Event], None],
         entered: Callable[[], None],
+        left: Callable[[], None] = lambda: None,
         telemetry: Telemetry,
         keep: Callable[[int, Kept], None] | None = None,
     ) -> None:
-        """`emit` gets the events for consumers; `entered` is called when the job goes into the engine.
+        """`emit` gets the events for consumers; `entered` is called when the job goes into the engine, `left`
+        when it has been taken out for one that could not wait, to go on later.
 
         `keep` gets each token event with its number, before `emit` does; None for a job that cannot go on from them.
         """
@@ -81,6 +83,9 @@ class Attempt:
         self._last_ms = claim.claimed_ms
         self._emit = emit
         self._entered = entered
+        self._left = left
+        self._preempted = 0
+        self._exposed = False  # something of it is in the engine, or was when that died
         self._keep = keep
         self._telemetry = telemetry
         self._run = f"{claim.job.id}.{claim.attempt}"
@@ -142,13 +147,10 @@ class Attempt:
             check_job(self.claim.job)
             prepared = await self._prepare()
             self._adapters.check(self.claim.job.lora)
-            done = sum(len(answer.token_ids) for answer in self._answers.values())
-            async with (
-                self._admitter.turn(self.claim, prepared, done) as self._turn,
-                self._adapters.lend(self.claim.job.lora) as self._adapter,
-            ):
-                if (left := self._go_on(prepared)) is not None:
-                    await self._generate(left)
+            while not await self._take_turn(prepared):
+                self._preempted += 1
+                self._left()
+                self._tell("job.preempted", tokens=self._tokens())
             return self._judge()
         except InvalidJob as error:
             return self._refused("invalid_job", f"{error.field}: expected {error.expected}", error.field)
@@ -169,6 +171,23 @@ class Attempt:
         prepared = await self._engine.prepare(self.claim.job)
         self._usage = Usage(prompt_tokens=len(prepared.prompt_token_ids))
         return prepared
+
+    async def _take_turn(self, prepared: Prepared) -> bool:
+        """Whether the engine has done all it was asked for; else the job had to leave it for one that could not wait."""
+        preempted = None if self._keep is None else self._preempted
+        async with (
+            self._admitter.turn(self.claim, prepared, self._tokens(), preempted) as self._turn,
+            self._adapters.lend(self.claim.job.lora) as self._adapter,
+        ):
+            if (left := self._go_on(prepared)) is not None:
+                try:
+                    async with self._turn.scope:
+                        await self._generate(left)
+                except TimeoutError:
+                    if not self._turn.scope.expired():
+                        raise
+                    self._exposed = False
+        return not self._turn.scope.expired()
 
     def _go_on(self, prepared: Prepared) -> Prepared | None:
         """The job as it is to be run, after what earlier attempts generated. None: that is the whole answer."""
@@ -219,6 +238,10 @@ class Attempt:
     def _enter(self) -> None:
         job, attempt = self.claim.job, self.claim.attempt
         self.engine_since = time.monotonic()
+        self._exposed = True
+        if self._started_ms:  # an earlier turn: consumers need not know
+            self._entered()
+            return
         self._started_ms = self._now()
         if self._answers:
             self._emit(Started(job_id=job.id, attempt=attempt, resumes_at=self._seq, origin=self._origin))
@@ -234,11 +257,11 @@ class Attempt:
         job, attempt = self.claim.job, self.claim.attempt
         for piece in pieces:
             self._answers.setdefault(piece.index, Answer()).add(piece)
-            self._turn.tokens += len(piece.token_ids)
             # An end by itself is an event where it must be kept: the answer is not to go on beyond it.
             is_end = self._spoke and self._keep is not None and natural_end(piece)
             if not (piece.token_ids or piece.text or is_end):
                 continue
+            self._turn.add(len(piece.token_ids))
             if not self._spoke:
                 self._first_piece(piece)
             if self._keep is not None:
@@ -259,7 +282,6 @@ class Attempt:
         self._spoke = True
         cached = min(piece.cached_tokens, self._usage.prompt_tokens)
         self._usage = replace(self._usage, cached_tokens=cached)
-        self._turn.first_token()
         if not self._first_token_ms:
             self._first_token_ms = self._now()
             self._tell("job.first_token", seconds=(self._first_token_ms - self.claim.submitted_ms) / 1000)
@@ -267,16 +289,9 @@ class Attempt:
     # --- what is kept -----------------------------------------------------------
 
     def _kept(self, piece: Piece) -> Kept:
-        first = self._seq == 0
-        return Kept(
-            attempt=self.claim.attempt,
-            text=piece.text,
-            token_ids=piece.token_ids,
-            finish_reason=natural_end(piece),
-            stop_reason=piece.stop_reason,
-            first_token_ms=self._first_token_ms if first else 0,
-            lora_digest=self._lora_digest if first else "",
-        )
+        if self._seq:
+            return to_keep(piece, self.claim.attempt)
+        return to_keep(piece, self.claim.attempt, self._first_token_ms, self._lora_digest)
 
     def _restore(self, kept: Sequence[Kept]) -> None:
         self._answers = {0: Answer.restored(kept)}
@@ -314,7 +329,7 @@ class Attempt:
             case Stop.HAND_BACK:
                 return HandBack()
             case Stop.ENGINE_DIED:
-                if not self._started_ms:
+                if not self._exposed:
                     return HandBack()
                 return self._crashed(seen=True)
 
@@ -363,9 +378,11 @@ class Attempt:
     def _choices(self) -> tuple[Choice, ...]:
         return tuple(self._answers[index].choice() for index in sorted(self._answers))
 
+    def _tokens(self) -> int:
+        return sum(len(answer.token_ids) for answer in self._answers.values())
+
     def _used(self) -> Usage:
-        tokens = sum(len(answer.token_ids) for answer in self._answers.values())
-        return replace(self._usage, output_tokens=tokens)
+        return replace(self._usage, output_tokens=self._tokens())
 
     def _used_if_any(self) -> Usage | None:
         return self._used() if self._answers else None

@@ -49,6 +49,7 @@ class Hand:
         self.since = time.monotonic()
         self.waits = claim.job.slo is SloClass.THROUGHPUT
         """It is in the window: a throughput job that has not entered the engine yet."""
+        self.begun = False
         self.notes: set[asyncio.Task[None]] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.settling = False
@@ -132,6 +133,7 @@ class Hands:
             now_ms=self._queue.now_ms,
             emit=lambda event: self._emit(hand, event),
             entered=lambda: self._entered(hand),
+            left=lambda: self._left(hand),
             telemetry=self._telemetry,
             keep=partial(self._keeper.add, claim) if why_not_resumable(job) is None else None,
         )
@@ -201,6 +203,7 @@ class Hands:
         if not back:
             return 0
         try:
+            await self._save(back)
             await self._link(self._queue.hand_back(back))
         except QueueUnavailable:
             self.returned += back
@@ -324,12 +327,22 @@ class Hands:
             self._waiting[job.bucket] -= 1
             self._taken[job.slo] += hand.seats
             self._changed()
+        if hand.begun:
+            return
+        hand.begun = True
         self._tell(hand.claim, "job.started")
         if hand.claim.losses >= SUSPECT:  # noted already
             return
         note = asyncio.create_task(self._note_start(hand.claim))
         hand.notes.add(note)
         note.add_done_callback(hand.notes.discard)
+
+    def _left(self, hand: Hand) -> None:
+        job = hand.claim.job
+        hand.waits, hand.since = True, time.monotonic()
+        self._waiting[job.bucket] += 1
+        self._taken[job.slo] -= hand.seats
+        self._changed()
 
     async def _note_start(self, claim: Claim) -> None:
         with suppress(QueueUnavailable):

@@ -5,6 +5,7 @@
 | `phase.changed` | the worker enters a phase of its life |
 | `job.claimed` | a job is in hand, under a lease |
 | `job.started` | its attempt enters the engine |
+| `job.preempted` | it left the engine for a job that could not wait, and goes on from its `tokens` later |
 | `job.resumed` | it goes on from the tokens of an earlier attempt |
 | `job.first_token` | the first token came |
 | `job.settled` | its outcome is stored and the job has left its lane |
