@@ -48,6 +48,11 @@ class Sentinel:
             await wait_until(lambda: _replicas(client), "a replica known to the sentinel", timeout=20)
         return self
 
+    async def switch(self) -> None:
+        """Let a replica take over from a master that lives, and is demoted."""
+        async with redis.asyncio.Redis(port=self.port, protocol=2) as client:
+            await client.execute_command("SENTINEL FAILOVER", SERVICE)
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

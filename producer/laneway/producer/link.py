@@ -164,7 +164,7 @@ class Link:
                     raise ConnectionError(str(error)) from error
                 for _ in commands:
                     replies.append(await _read(connection))  # noqa: PERF401 - what came before an error counts
-            healthy = not any(isinstance(reply, ReadOnlyError) for reply in replies)
+            healthy = not any(_moved(reply) for reply in replies)
         except (RedisError, OSError) as error:
             raise QueueUnavailable(_reason(error)) from None
         finally:
@@ -173,6 +173,12 @@ class Link:
             ):  # after a cancellation unread replies may be on their way: nobody else may get them
                 await connection.disconnect(nowait=True)
             await self._pool.release(connection)
+
+
+def _moved(reply: Any) -> bool:
+    """Whether another server may be the master by now: this one is a replica, or has lost its own."""
+    lost_its_own = isinstance(reply, ResponseError) and str(reply).startswith("NOREPLICAS")
+    return lost_its_own or isinstance(reply, ReadOnlyError)
 
 
 async def _read(connection: Any) -> Any:

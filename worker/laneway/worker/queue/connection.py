@@ -158,14 +158,17 @@ async def exchange(pool: Any, commands: Sequence[Command]) -> list[Any]:
             except ResponseError as error:
                 replies.append(ErrorReply(error))
         # After a failover the name may stand for another server: look it up again.
-        clean = not any(
-            isinstance(reply, ErrorReply) and isinstance(reply.error, ReadOnlyError) for reply in replies
-        )
+        clean = not any(isinstance(reply, ErrorReply) and _moved(reply.error) for reply in replies)
     finally:
         if not clean:  # replies may be on their way: nobody else may get them
             await connection.disconnect(nowait=True)
         await pool.release(connection)
     return replies
+
+
+def _moved(error: ResponseError) -> bool:
+    """Whether another server may be the master by now: this one is a replica, or has lost its own."""
+    return isinstance(error, ReadOnlyError) or str(error).startswith("NOREPLICAS")
 
 
 @contextmanager
