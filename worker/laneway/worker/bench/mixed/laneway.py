@@ -16,7 +16,10 @@ from laneway.worker.settings import WorkerSettings
 
 
 class Admission:
-    """`policy.planner` over all jobs that wait, with the settings of a worker that was told nothing."""
+    """`policy.planner` over all jobs that wait, with the settings of a worker that was told nothing.
+
+    Jobs stay in the engine until they end: none is said to be able to go on from its tokens, so none is preempted.
+    """
 
     def __init__(self, engine: Engine, profile: CostModel | None) -> None:
         self._errors: list[Exception] = []
@@ -38,13 +41,7 @@ class Admission:
             submitted_ms=int(1000 * entrant.due_s),
         )
         async with self._admitter.turn(claim, entrant.prepared) as turn:
-
-            def grew(tokens: int) -> None:
-                if not turn.tokens:
-                    turn.first_token()
-                turn.tokens += tokens
-
-            yield Hooks(grew)
+            yield Hooks(turn.add)
 
     def close(self) -> None:
         """Plan no more. Raises what broke the planner, if anything."""
