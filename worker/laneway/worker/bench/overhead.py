@@ -37,9 +37,9 @@ from laneway.worker.table import table
 from laneway.worker.telemetry import Fact, Telemetry
 
 MODEL = "bench"
-HOPS, TRIPS = 2, 1
+HOPS, TRIPS = 2, 2
 """Of the server, between a submit and its first token: the bell to the worker and the token to the producer are hops
-from one connection to another, the claim is a round trip."""
+from one connection to another; the claim, and keeping the token before it is sent, are round trips."""
 PROMPT, ANSWER = 32, 8
 LONG_PROMPT, LONG_ANSWER = 64, 48
 _PROBES = 200
@@ -256,7 +256,7 @@ def render(figures: Figures) -> str:
         (
             "of that, the server",
             f"{HOPS * figures.hop_ms + TRIPS * figures.trip_ms:.2f} ms",
-            f"{HOPS} hops, {TRIPS} trip",
+            f"{HOPS} hops, {TRIPS} round trips",
         ),
         ("added", f"{figures.added_ms:.2f} ms", ""),
         ("saturated, direct", f"{median(figures.direct_jobs_s):.2f} jobs/s", "everything submitted at once"),
