@@ -48,7 +48,8 @@ async def test_an_idle_worker_takes_over_on_every_lane_that_is_left(
     """While it runs, not only when it starts; a lane that has vanished keeps no other back."""
     async with worker("a") as first:
         await first.ready()
-        jobs = await submit(producer, 3) + await submit(producer, 3, slo="throughput", bucket="long")
+        jobs = await submit(producer, 3, tokens=500)
+        jobs += await submit(producer, 3, tokens=500, slo="throughput", bucket="long")
         await first.says("job.first_token", times=6)
         async with worker("b") as second:
             await second.ready()
@@ -68,7 +69,7 @@ async def test_a_worker_killed_while_it_reclaims_stops_nobody(
     """Whatever it had taken from the dead one and not heard of is found by the next, within the same lease."""
     async with worker("a") as first:
         await first.ready()
-        jobs = await submit(producer, 20)
+        jobs = await submit(producer, 20, tokens=500)
         await first.says("job.first_token", times=20)
         async with worker("b", url=proxy.url) as second, worker("c", **{"engine.start_s": 3}) as third:
             await second.ready()
