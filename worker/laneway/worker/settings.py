@@ -55,6 +55,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     max_loras: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Distinct adapters in the engine at once. 0: as many as `adapters` names, at most 8."""
 
+    scheduler: Literal["slo", "stock"] = "stock"
+    """Order inside the engine's steps: `slo` puts latency jobs first in each, `stock` is vLLM's own."""
     latency_share: Annotated[float, Meta(ge=0, le=0.9)] = 0.125
     """Least share of the seats that throughput jobs leave free for latency jobs: at least one where there are two."""
     tpot_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
@@ -251,6 +253,7 @@ _EXPECTED = {
     "namespace": "1 to 64 letters, digits and _ . -",
     "health_port": "a port from 0 to 65535, or off",
     "engine": "vllm or fake",
+    "scheduler": "slo or stock",
     "log_format": "auto, json or console",
     "log_level": "debug, info, warning or error",
 }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -39,6 +39,8 @@ class VllmSettings(Struct, frozen=True, kw_only=True):
     max_loras: int = 0
     adapters: tuple[str, ...] = ()
     """Folders of the adapters known at start: the largest rank among them decides `max_lora_rank`."""
+    scheduler: Literal["slo", "stock"] = "stock"
+    """`slo`: the second level of scheduling in the engine."""
     args: dict[str, Any] = {}
     """Arguments of vLLM's `AsyncEngineArgs`; they win over everything that is chosen here."""
 
@@ -49,6 +51,7 @@ def vllm_settings(settings: WorkerSettings) -> VllmSettings:
         model=settings.model,
         max_loras=settings.max_loras or min(8, len(settings.adapters)),
         adapters=tuple(settings.adapters.values()),
+        scheduler=settings.scheduler,
         args=dict(settings.engine_args),
     )
 

@@ -18,6 +18,8 @@ from laneway.schemas.ids import AdapterId
 from laneway.schemas.job import Job
 from laneway.worker.engine.guard import Guard
 from laneway.worker.engine.model_folder import resolve_model
+from laneway.worker.engine.slo import offering
+from laneway.worker.engine.slo_page import Page
 from laneway.worker.engine.tensors import folder_shapes
 from laneway.worker.engine.vllm_adapters import VllmAdapters
 from laneway.worker.engine.vllm_args import VllmSettings, set_environment
@@ -59,6 +61,7 @@ class VllmEngine:
         self._watch: asyncio.Task[None] | None = None
         self._starting: threading.Thread | None = None
         self._ended = False
+        self.page = Page.create() if settings.scheduler == "slo" else None
 
     @property
     def info(self) -> EngineInfo:
@@ -108,7 +111,7 @@ class VllmEngine:
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         set_environment()
-        with self._guard.marking():
+        with self._guard.marking(), offering(self.page):
             tell("model", 0.0)
             model = resolve_model(self._settings.model)
             tell("import", 0.0)
@@ -166,6 +169,8 @@ class VllmEngine:
             if child.pid in processes:  # killed, but its memory is given back only when it is reaped
                 await asyncio.to_thread(child.join, ORDERLY_S)
         self._guard.stop()
+        if self.page is not None:
+            self.page.close()
         for threads in (self._worker, self._compilers):
             threads.shutdown(wait=False, cancel_futures=True)
         if left:

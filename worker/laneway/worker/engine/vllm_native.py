@@ -27,6 +27,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from laneway.schemas.errors import LanewayError
 from laneway.schemas.job import Job
 from laneway.schemas.sampling import Sampling, StructuredOutput
+from laneway.worker.engine.slo import scheduler_class
 from laneway.worker.engine.vllm_args import VllmSettings, check_names, engine_args, spare_slots
 from laneway.worker.engine.vllm_prepare import first_line
 from laneway.worker.errors import AttemptFailed, EngineDied, EngineStartFailed, JobRefused, SettingsError
@@ -51,6 +52,10 @@ def build(settings: VllmSettings, model: str, record: Callable[[Any, Any], None]
     """
     check_names(settings.args, [field.name for field in dataclasses.fields(AsyncEngineArgs)])
     values = engine_args(settings, model, cpu=_is_cpu())
+    if settings.scheduler == "slo" and "scheduler_cls" not in values:
+        ahead = values.get("async_scheduling") is not False
+        if (chosen := scheduler_class(vllm.__version__, asynchronous=ahead)) is not None:
+            values["scheduler_cls"] = chosen
     try:
         args = AsyncEngineArgs(**values)
         config = args.create_engine_config()
