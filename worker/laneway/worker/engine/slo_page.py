@@ -32,8 +32,8 @@ class Controls(Struct, frozen=True, kw_only=True):
     """All tokens of every step while a latency job is in the engine; 0: by the cost model."""
     pause: float = 1.0
     """Throughput decodes sit out: 0 never, 1 when a first token would be late, 2 for every latency prompt."""
-    late_s: float = 0.0
-    """Seconds before the end of the running step at which the next one is put together; 0: at once."""
+    late: float = 1.0
+    """1: the next step is put together shortly before the running one ends; 0: at once."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -56,6 +56,10 @@ class Report(Struct, frozen=True, kw_only=True):
     """Mean absolute relative error of the cost model."""
     tokens: float = 0.0
     """Budget of the last step."""
+    lead_s: float = 0.0
+    """How long before the running step's end the next one is put together."""
+    dry: float = 0.0
+    """Steps for which that was too late: the device had run dry."""
 
 
 class Page:
@@ -89,7 +93,9 @@ class Page:
 
     def controls(self) -> Controls:
         """What the scheduler is told."""
-        return Controls(**dict(zip(Controls.__struct_fields__, _CONTROLS.unpack_from(self._memory), strict=True)))
+        return Controls(
+            **dict(zip(Controls.__struct_fields__, _CONTROLS.unpack_from(self._memory), strict=True))
+        )
 
     def report(self, report: Report) -> None:
         """Tell the worker."""

@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from laneway.worker.engine.slo_core import install
+from laneway.worker.engine.slo_late import install
 from laneway.worker.engine.slo_page import Page
 from laneway.worker.engine.slo_steps import SecondLevel
 

@@ -17,7 +17,17 @@ from msgspec import Struct
 from laneway.worker.engine.slo_page import Controls, Page, Report
 from laneway.worker.policy import cost
 from laneway.worker.policy.budget import MARGIN_STEPWISE, BudgetRule, Haste
-from laneway.worker.policy.steps import BACK_OFF, LINGER_S, PAUSES_IN_A_ROW, THROUGHPUT, Orders, Scene, orders
+from laneway.worker.policy.steps import (
+    BACK_OFF,
+    LEAD_START_S,
+    LINGER_S,
+    PAUSES_IN_A_ROW,
+    THROUGHPUT,
+    Orders,
+    Scene,
+    next_lead,
+    orders,
+)
 
 LEARN_STEPS = 64
 """Steps before the cost model is believed; then it is solved again after as many."""
@@ -40,7 +50,9 @@ class _Step(Struct):
 class SecondLevel:
     """Orders for one scheduler, step by step."""
 
-    def __init__(self, scheduler: Any, page: Page | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, scheduler: Any, page: Page | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._scheduler = scheduler
         self._page = page
         self._clock = clock
@@ -51,6 +63,7 @@ class SecondLevel:
         self._flying: deque[_Step] = deque()
         self._free_at = 0.0
         self._done_at = 0.0
+        self._end_seen: float | None = None
         self._last_latency = -LINGER_S
         self._paused_in_row = 0
         self._back_off = 0
@@ -58,7 +71,8 @@ class SecondLevel:
         self._wanted: set[str] = set()
         self._hid = False
         self._controls = Controls()
-        self._counts = dict.fromkeys(("steps", "reading", "lean", "paused", "fruitless"), 0)
+        self._lead_s = LEAD_START_S
+        self._counts = dict.fromkeys(("steps", "reading", "lean", "paused", "fruitless", "dry"), 0)
         self.reason = unfit(scheduler)
         """Why the engine's own scheduling is used; None: it is not."""
         self._tell()
@@ -95,12 +109,23 @@ class SecondLevel:
         except Exception as error:  # whatever it is: the engine must go on
             self._give_up(error)
 
-    def late(self) -> float:
+    def spare_s(self) -> float:
         """Seconds for which the next step may still take in new jobs: the running one is not near its end."""
-        if self.reason is not None or not self._controls.late_s or self._model is None or not self._flying:
+        if self.reason is not None or not self._controls.late or self._model is None or not self._flying:
             return 0.0
-        reading = self._clock() - self._last_latency < LINGER_S
-        return max(0.0, self._free_at - self._controls.late_s - self._clock()) if reading else 0.0
+        now = self._clock()
+        if now - self._last_latency >= LINGER_S:
+            return 0.0
+        return max(0.0, self._free_at - self._lead_s - now)
+
+    def judge(self, *, dry: bool) -> None:
+        """A step reached the device; `dry`: after that had finished everything before."""
+        self._counts["dry"] += dry
+        self._lead_s = next_lead(self._lead_s, dry=dry)
+
+    def see_end(self) -> None:
+        """The running step is over, though nobody has asked for its results yet."""
+        self._end_seen = self._clock()
 
     # --- before a step ------------------------------------------------------------
 
@@ -163,9 +188,7 @@ class SecondLevel:
         may_wait = may_wait and not self._back_off
         self._back_off = max(0, self._back_off - 1)
         fixed = int(self._controls.fixed_tokens) or None
-        rule = BudgetRule(
-            most=self._most, tpot_s=self._controls.tpot_s, margin=MARGIN_STEPWISE, fixed=fixed
-        )
+        rule = BudgetRule(most=self._most, tpot_s=self._controls.tpot_s, margin=MARGIN_STEPWISE, fixed=fixed)
         return orders(
             self._model,
             rule,
@@ -226,7 +249,11 @@ class SecondLevel:
         decoding = [jobs[name].num_computed_tokens for name, tokens in computed.items() if tokens == 1]
         load = cost.StepLoad(prefill, len(decoding), sum(decoding))
         now = self._clock()
-        seconds = self._model.step_s(load.prefill, load.decodes, load.kv) if self._model is not None and computed else 0.0
+        seconds = (
+            self._model.step_s(load.prefill, load.decodes, load.kv)
+            if self._model is not None and computed
+            else 0.0
+        )
         self._free_at = max(now, self._free_at if self._flying else now) + seconds
         if computed:
             self._flying.append(_Step(output, now, load, seconds))
@@ -248,13 +275,12 @@ class SecondLevel:
 
     def _learn(self, output: Any) -> None:
         """The step took from the later of its own scheduling and its predecessor's end until now."""
-        while self._flying:
+        step = None
+        while self._flying and (step is None or step.output is not output):
             step = self._flying.popleft()
-            if step.output is output:
-                break
-        else:
+        if step is None or step.output is not output:
             return
-        now = self._clock()
+        now, self._end_seen = self._end_seen or self._clock(), None
         seconds, self._done_at = now - max(step.at, self._done_at), now
         current = self._model or _FIRST_GUESS
         cost.observe(self._evidence, current, step.load, seconds)
@@ -285,6 +311,7 @@ class SecondLevel:
                 kv_s=model.kv_s,
                 error=self._evidence.error,
                 tokens=float(self._orders.tokens if self._orders is not None else self._most),
+                lead_s=self._lead_s,
             )
         )
 
