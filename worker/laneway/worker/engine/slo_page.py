@@ -40,7 +40,7 @@ class Report(Struct, frozen=True, kw_only=True):
     """What the scheduler did since its start."""
 
     alive: float = 0.0
-    """1: it is in charge; -1: it gave up, and the engine's own scheduling goes on."""
+    """1: it is in charge; -1: it gave up, and the engine's own scheduling goes on; 0: the engine never took it up."""
     steps: float = 0.0
     reading: float = 0.0
     """Steps with a latency job in the engine."""
@@ -70,12 +70,12 @@ class Page:
         self._memory = memory
 
     @classmethod
-    def create(cls) -> Self:
-        """A new page with the default controls."""
+    def create(cls, controls: Controls) -> Self:
+        """A new page."""
         number, path = tempfile.mkstemp(prefix="laneway-page-")
         os.ftruncate(number, _SIZE)
         page = cls(Path(path), _map(number))
-        page.control(Controls())
+        page.control(controls)
         page.report(Report())
         return page
 

@@ -41,6 +41,8 @@ class VllmSettings(Struct, frozen=True, kw_only=True):
     """Folders of the adapters known at start: the largest rank among them decides `max_lora_rank`."""
     scheduler: Literal["slo", "stock"] = "stock"
     """`slo`: the second level of scheduling in the engine."""
+    tpot_ms: int = 0
+    """What the second level keeps between two tokens of a latency job; 0: its own default."""
     args: dict[str, Any] = {}
     """Arguments of vLLM's `AsyncEngineArgs`; they win over everything that is chosen here."""
 
@@ -52,6 +54,7 @@ def vllm_settings(settings: WorkerSettings) -> VllmSettings:
         max_loras=settings.max_loras or min(8, len(settings.adapters)),
         adapters=tuple(settings.adapters.values()),
         scheduler=settings.scheduler,
+        tpot_ms=settings.tpot_ms,
         args=dict(settings.engine_args),
     )
 

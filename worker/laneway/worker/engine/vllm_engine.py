@@ -18,7 +18,7 @@ from laneway.schemas.ids import AdapterId
 from laneway.schemas.job import Job
 from laneway.worker.engine.guard import Guard
 from laneway.worker.engine.model_folder import resolve_model
-from laneway.worker.engine.slo import offering
+from laneway.worker.engine.slo import check, first_controls, offering
 from laneway.worker.engine.slo_page import Page
 from laneway.worker.engine.tensors import folder_shapes
 from laneway.worker.engine.vllm_adapters import VllmAdapters
@@ -61,7 +61,7 @@ class VllmEngine:
         self._watch: asyncio.Task[None] | None = None
         self._starting: threading.Thread | None = None
         self._ended = False
-        self.page = Page.create() if settings.scheduler == "slo" else None
+        self.page = Page.create(first_controls(settings.tpot_ms)) if settings.scheduler == "slo" else None
 
     @property
     def info(self) -> EngineInfo:
@@ -86,6 +86,7 @@ class VllmEngine:
         self._native, self._llm = await self._in_thread(lambda: self._build(loop, tell))
         native, llm = self._native, self._llm
         self._info = native.info(llm, self._settings)
+        check(self.page)
         self._preparer = await asyncio.to_thread(
             Preparer,
             llm.get_tokenizer(),

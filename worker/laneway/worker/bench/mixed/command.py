@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from laneway.schemas.command import Command
 from laneway.worker.bench.mixed import report
-from laneway.worker.bench.mixed.compare import POLICIES, Comparison, compare
+from laneway.worker.bench.mixed.compare import LEVEL2, POLICIES, Comparison, compare
 from laneway.worker.bench.mixed.drive import Load
 from laneway.worker.bench.mixed.plan import SHAPES
 from laneway.worker.engine.create import create_engine
@@ -90,7 +90,10 @@ async def _compare(args: Namespace, settings: WorkerSettings) -> tuple[Compariso
                 f"--backlog: expected at least {BACKLOG_SEATS * info.seats}, two batches, got {load.backlog}"
             )
         seeds = range(args.first_seed, args.first_seed + args.seeds)
-        found = await compare(engine, load, seeds, args.policies, args.probe, _tell)
+        names = args.policies
+        if settings.scheduler != "slo":
+            names = [name for name in names if name not in LEVEL2]
+        found = await compare(engine, load, seeds, names, args.probe, _tell)
         about = {"engine": msgspec.to_builtins(info), "engine_args": settings.engine_args}
         return found, {**about, "seeds": list(seeds), "wall_s": round(time.monotonic() - begin)}
     finally:
@@ -99,6 +102,8 @@ async def _compare(args: Namespace, settings: WorkerSettings) -> tuple[Compariso
 
 def _settings(args: Namespace) -> WorkerSettings:
     words = ["--model", args.model, "--engine", args.engine]
+    if args.engine == "vllm" and set(LEVEL2) & set(args.policies):
+        words += ["--scheduler", "slo"]
     for pair in args.engine_arg:
         name, equals, value = pair.partition("=")
         if not name or not equals:

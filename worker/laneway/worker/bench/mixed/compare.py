@@ -23,9 +23,11 @@ TUNING_SEED = 1_000_003
 """Of the probes' load: no seed that is judged."""
 RIVALS = ("static", "grouped", "fifo", "priority", "semaphore")
 BASELINE = "priority"
-OURS = ("level1",)
-"""Laneway."""
-POLICIES = (*RIVALS, *OURS)
+OURS = ("level1+2", "level1")
+"""Laneway, the whole of it first."""
+LEVEL2 = ("level2", "level1+2")
+"""Policies that need Laneway's scheduler in the engine. `level2`: with the tuned semaphore in front."""
+POLICIES = (*RIVALS, "level2", "level1", "level1+2")
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -105,7 +107,9 @@ async def _field(
         "fifo": [policies.fifo(load.backlog)],
         "priority": priorities(seats, load.backlog),
         "semaphore": semaphores(seats),
-        "level1": [level1(await profile(engine, MODEL))],
+        "level1": [(admission := level1(await profile(engine, MODEL)))],
+        "level1+2": [replace(admission, name="level1+2", level2=True)],
+        "level2": [replace(policy, name="level2", level2=True) for policy in semaphores(seats)],
     }
     chosen = []
     for name in names:

@@ -18,6 +18,8 @@ from laneway.schemas.job import SloClass
 from laneway.worker.bench.mixed.measure import Record
 from laneway.worker.bench.mixed.plan import Arrival, Shape, Size, arrivals, backlog, prompt_ids
 from laneway.worker.bench.mixed.policies import PATIENT, URGENT, Entrant, Gate, Hooks, Policy
+from laneway.worker.engine.slo_page import Controls
+from laneway.worker.engine.vllm_engine import VllmEngine
 from laneway.worker.ports import Engine, Prepared
 
 MODEL = "bench"
@@ -46,6 +48,7 @@ async def play(engine: Engine, policy: Policy, load: Load, label: str) -> list[R
     Raises:
         BenchFailed: a job broke. EngineDied: the engine did.
     """
+    _second_level(engine, load.shape, on=policy.level2)
     run = _Run(engine, policy, load, f"{label} {policy.name} {policy.knobs} {load.seed}")
     try:
         return await run.all()
@@ -63,6 +66,13 @@ async def settle(engine: Engine, name: str) -> None:
     )
     async for _ in engine.generate(job.id, await engine.prepare(job), URGENT):
         pass
+
+
+def _second_level(engine: Engine, shape: Shape, *, on: bool) -> None:
+    page = engine.page if isinstance(engine, VllmEngine) else None
+    if page is not None:
+        targets = {"ttft_s": shape.ttft_ms / 1000, "tpot_s": shape.tpot_ms / 1000}
+        page.control(Controls(enabled=float(on), **targets))
 
 
 class _Run:

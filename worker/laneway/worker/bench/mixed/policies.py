@@ -50,6 +50,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     make: Callable[[Engine], Gate]
     by_class: bool = True
     """Whether the engine hears of the class; else it serves all in order of arrival."""
+    level2: bool = False
+    """Whether the engine's steps are planned by Laneway's scheduler; else by vLLM's own."""
     knobs: str = ""
 
 
