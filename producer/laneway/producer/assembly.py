@@ -18,7 +18,8 @@ class Assembler:
 
     Events of an attempt below the highest seen are dropped, as are repeated ones. A higher attempt that begins at
     token event 0 is announced by `Restarted`; one whose `Started` says that it goes on from where the text stands is
-    not. What was missed before that is filled from what the server keeps of the answer.
+    not: it comes out once what was missed before that place is filled from what the server keeps of the answer, so
+    that attempts never go down.
     """
 
     def __init__(self, job_id: JobId) -> None:
@@ -29,7 +30,8 @@ class Assembler:
         self._source = 0  # attempt that the text comes from or is continued by; 0: no text yet
         self._origin = 0  # attempt that token event 0 of the text comes from
         self._next = 0  # sequence number of the next token event
-        self._started = 0  # attempt last announced by Started
+        self._started = 0  # attempt of the last Started that arrived
+        self._held: Started | None = None  # until the text stands where that attempt goes on
         self._texts: defaultdict[int, str] = defaultdict(str)
 
     def feed(self, event: Event) -> Iterator[Event]:
@@ -46,7 +48,9 @@ class Assembler:
                 self._started = event.attempt
                 if event.resumes_at:
                     yield from self._resume(event)
-                yield event
+                self._held = event
+                if not self.gap:
+                    yield from self._announce(event.attempt)
             case _:
                 return  # a repetition, or Ended: that is for `finish`
 
@@ -60,6 +64,7 @@ class Assembler:
         self.gap = False
         for seq in range(self._next, len(kept)):
             event = kept[seq]
+            yield from self._announce(event.attempt)
             yield self._add(
                 Tokens(
                     job_id=self.job_id,
@@ -76,6 +81,7 @@ class Assembler:
         stale = any(not choice.text.startswith(self._texts[choice.index]) for choice in choices)
         if stale and result.attempt > self._source:
             yield from self._restart(result.attempt)
+        yield from self._announce(result.attempt)
         for choice in choices:
             shown = self._texts[choice.index]
             if choice.text.startswith(shown) and len(choice.text) > len(shown):
@@ -98,6 +104,7 @@ class Assembler:
             self.gap = True
         elif event.seq == self._next:
             self.gap = False
+            yield from self._announce(event.attempt)
             yield self._add(event)
 
     def _resume(self, event: Started) -> Iterator[Event]:
@@ -107,10 +114,18 @@ class Assembler:
         self._source, self._origin = event.attempt, event.origin
         self.gap = event.resumes_at != self._next
 
+    def _announce(self, attempt: int) -> Iterator[Event]:
+        """The `Started` that was held back, before the first event of its attempt or a later one."""
+        if self._held is not None and attempt >= self._held.attempt:
+            yield self._held
+            self._held = None
+
     def _restart(self, attempt: int, origin: int = 0) -> Iterator[Event]:
         shown = self._next > 0
         self._source, self._origin, self._next, self.gap = attempt, origin or attempt, 0, False
         self._texts.clear()
+        if self._held is not None and self._held.attempt < attempt:
+            self._held = None
         if shown:
             yield Restarted(job_id=self.job_id, attempt=attempt)
 

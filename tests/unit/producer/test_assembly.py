@@ -105,7 +105,7 @@ def kept(attempt: int, answer: str) -> list[Kept]:
 
 
 def test_what_was_missed_before_a_resumption_is_filled_from_what_is_kept() -> None:
-    """Kept, but never sent: the consumer gets it, once, and goes on without a break."""
+    """Kept, but never sent: the consumer gets it, once, and only then learns that a second attempt goes on."""
     assembler, seen = run(*pieces(1, "ab"), Started(job_id=ID, attempt=2, resumes_at=4, origin=1))
     assert assembler.gap
     seen += assembler.catch_up(kept(1, "abcd"))
@@ -113,6 +113,9 @@ def test_what_was_missed_before_a_resumption_is_filled_from_what_is_kept() -> No
     seen += assembler.feed(tokens(2, 4, "e"))
     assert shown(seen) == "abcde"
     assert not any(isinstance(event, Restarted) for event in seen)
+    attempts = [event.attempt for event in seen]
+    assert attempts == sorted(attempts)
+    assert attempts.count(2) == 2  # Started and "e"
 
 
 def test_a_resumption_behind_what_is_shown_is_a_restart() -> None:
@@ -265,7 +268,7 @@ class Attempts:
 @given(st.lists(st.sampled_from(["anew", "resume", "token", "token", "unsent", "read", "look"]), max_size=40))
 def test_resumptions_join_to_what_is_kept(steps: list[str]) -> None:
     """Whatever is lost, resumed or begun anew: what is shown was the beginning of one answer at every moment, and a
-    consumer with a gap that looks at what is kept has no gap."""
+    consumer with a gap that looks at what is kept has no gap. Attempts never go down."""
     server, assembler, seen = Attempts(), Assembler(ID), list[Event]()
     server.begin(anew=True)
     read = 0
@@ -286,3 +289,5 @@ def test_resumptions_join_to_what_is_kept(steps: list[str]) -> None:
     server.begin(anew=False)
     seen += assembler.finish(result(server.text, attempt=server.attempt))
     assert shown(seen) == server.text
+    attempts = [event.attempt for event in seen]
+    assert attempts == sorted(attempts)
