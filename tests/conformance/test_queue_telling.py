@@ -11,7 +11,7 @@ from tests.support.installations import (
     take,
 )
 
-from laneway.schemas.cards import AttachJob, ModelCard, WorkerCard
+from laneway.schemas.cards import AttachJob, Floor, ModelCard, WorkerCard
 from laneway.schemas.events import Ended
 from laneway.schemas.ids import JobId, WorkerId
 from laneway.schemas.job import Bucket, SloClass
@@ -137,6 +137,16 @@ async def test_opening_again_updates_the_model_and_keeps_the_jobs(both_ends: Ins
     await both_ends.submit(make_job())
     await queue.open(ModelCard(name="demo", context_tokens=4096))
     assert len(await take(queue)) == 1
+
+
+async def test_a_model_is_told_with_the_lowest_floor_of_its_workers(both_ends: Installation) -> None:
+    """A producer may refuse by it: it must hold for whichever worker takes the job."""
+    queue = await both_ends.queue()
+    for token_s in (0.02, 0.01, 0.03):
+        await queue.open(ModelCard(name="demo", context_tokens=4096, floor=Floor(token_s=token_s)))
+    other = await both_ends.queue("b")  # its engine is not up yet
+    await other.open(ModelCard(name="demo"))
+    assert (await both_ends.model()).floor == Floor(token_s=0.01)
 
 
 async def test_workers_that_disagree_on_partitions_are_refused(both_ends: Installation) -> None:

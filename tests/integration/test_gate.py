@@ -56,6 +56,31 @@ async def test_a_cancel_and_a_deadline_reach_a_job_at_the_gate(ends: Installatio
         assert len(worker.told("job.started")) == 1
 
 
+async def test_a_job_that_cannot_end_in_time_is_expired_unserved(ends: Installation) -> None:
+    """Where the worker is set to: at once, by what its warm-up measured, and not only when the deadline has passed."""
+    needs = {"min_tokens": 3000, "max_tokens": 3000}
+    hopeless = make_job(deadline_ms=3000, sampling=needs)
+    patient = make_job(deadline_ms=60_000, sampling={"max_tokens": 2})
+    async with serving(ends, TWO_SEATS, infeasible="expire") as worker:
+        await ends.submit(hopeless, patient)
+        result = await result_of(ends, hopeless)
+        assert result.outcome == Expired(usage=result.outcome.usage)
+        assert result.timeline.ended_ms - result.timeline.submitted_ms < 3000
+        assert isinstance((await result_of(ends, patient)).outcome, Completed)
+        assert [fact.job_id for fact in worker.told("job.started")] == [patient.id]
+
+
+async def test_a_job_that_cannot_end_in_time_is_served_where_nobody_else_waits(ends: Installation) -> None:
+    """What there is of its answer when it expires is in the outcome."""
+    hopeless = make_job(deadline_ms=700, sampling={"min_tokens": 3000, "max_tokens": 3000})
+    async with serving(ends, TWO_SEATS) as worker:
+        await ends.submit(hopeless)
+        result = await result_of(ends, hopeless)
+        assert isinstance(result.outcome, Expired)
+        assert len(worker.told("job.started")) == 1
+        assert result.timeline.ended_ms - result.timeline.submitted_ms >= 700
+
+
 async def test_what_waits_at_the_gate_stays_this_workers(ends: Installation) -> None:
     """Its lease is renewed like any other, and it is not started meanwhile."""
     waiting = make_job(slo="throughput")

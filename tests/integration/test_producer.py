@@ -13,6 +13,7 @@ from tests.support.hand import hand
 from tests.support.wait import wait_until
 
 from laneway.producer import (
+    DeadlineInfeasible,
     JobFields,
     JobNotFound,
     Producer,
@@ -24,7 +25,7 @@ from laneway.producer import (
     UnknownModel,
 )
 from laneway.schemas import Bucket, InvalidJob, JobState, SloClass, Tokens
-from laneway.schemas.cards import CancelJob
+from laneway.schemas.cards import CancelJob, Floor
 from laneway.schemas.ids import choose_partition, new_job_id, parse_job_id
 from laneway.schemas.keys import Keys, Lane
 
@@ -62,6 +63,31 @@ async def test_a_job_arrives_as_it_was_written(each_redis_url: str, namespace: s
         await worker.finish(claim, "done")
         result = await producer.result(submitted.id, timeout=10)
         assert (result.text, result.metadata) == ("done", {"custom_id": "7"})
+
+
+async def test_a_deadline_that_no_worker_can_meet_is_refused_on_request(
+    redis_url: str, namespace: str
+) -> None:
+    """By what the workers of the model have measured. Without that request the job is accepted, and a worker decides."""
+    floor = Floor(prompt_s=0.001, token_s=0.01)
+    async with (
+        hand(redis_url, namespace, floor=floor) as worker,
+        Producer(redis_url, namespace=namespace, infeasible="refuse") as strict,
+        Producer(redis_url, namespace=namespace) as lenient,
+    ):
+        hopeless = fields(deadline_ms=300, sampling={"min_tokens": 50})
+        with pytest.raises(
+            DeadlineInfeasible, match="deadline_ms: expected at least 500, which demo needs when idle"
+        ):
+            await strict.submit(**hopeless)
+        assert await worker.claim() == []
+        accepted = {
+            (await strict.submit(**fields(deadline_ms=300))).id,
+            (await lenient.submit(**hopeless)).id,
+        }
+        claims = await worker.claim()
+        assert {claim.job.id for claim in claims} == accepted
+        await worker.finish_all(claims)
 
 
 @pytest.mark.unfinished

@@ -66,6 +66,9 @@ class Installation(Protocol):
     async def kept(self, job_id: JobId) -> int:
         """How many token events of a job are kept."""
 
+    async def model(self) -> ModelCard:
+        """What producers are told of the model."""
+
     async def cancel(self, job_id: JobId) -> str:
         """Cancel a job; the state that the server names."""
 
@@ -120,6 +123,9 @@ class MemoryInstallation:
 
     async def kept(self, job_id: JobId) -> int:
         return len(self.server.kept.get(job_id, ()))
+
+    async def model(self) -> ModelCard:
+        return self.server.models[queue_tag(MODEL)]
 
     async def cancel(self, job_id: JobId) -> str:
         state = self.server.cancel(job_id)
@@ -248,6 +254,9 @@ class RedisInstallation:
     async def kept(self, job_id: JobId) -> int:
         length: int = await self.client.llen(self.keys.of_job(job_id).kept(job_id))
         return length
+
+    async def model(self) -> ModelCard:
+        return wire.decode_model(await self.client.hget(self.keys.models, queue_tag(MODEL)))
 
     async def cancel(self, job_id: JobId) -> str:
         part = self.keys.of_job(job_id)

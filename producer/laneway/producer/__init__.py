@@ -4,6 +4,7 @@ from laneway.producer.board import JobStatus
 from laneway.producer.client import Producer
 from laneway.producer.dead_letters import DeadLetter
 from laneway.producer.errors import (
+    DeadlineInfeasible,
     InvalidSettings,
     JobNotFound,
     LetterNotFound,
@@ -24,6 +25,7 @@ from laneway.schemas.errors import InvalidJob, LanewayError
 
 __all__ = [
     "DeadLetter",
+    "DeadlineInfeasible",
     "InvalidJob",
     "InvalidSettings",
     "JobFields",

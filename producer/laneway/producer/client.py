@@ -87,7 +87,8 @@ class Producer:
         """Put one job into its lane. Waits for the server's word, not for the job.
 
         Raises:
-            InvalidJob: an unknown field, a wrong type, a value out of bounds; `UnknownModel` is one of them.
+            InvalidJob: an unknown field, a wrong type, a value out of bounds; `UnknownModel` and
+                `DeadlineInfeasible` are such.
             QueueFull: no room within `full_wait_s`; nothing was stored.
             QueueUnavailable: the server could not be reached; nothing was sent.
             SubmitUncertain: the server was asked twice, under the same job id, and no reply came.

@@ -77,6 +77,15 @@ class UnknownModel(InvalidJob):
         super().__init__("model", f"a model that is served here: {served}{nearest(name, self.known)}", name)
 
 
+class DeadlineInfeasible(InvalidJob):
+    """The model takes longer than the deadline, even on an engine that has nothing else to do."""
+
+    def __init__(self, model: str, least_ms: int, given_ms: int) -> None:
+        self.least_ms = least_ms
+        """The shortest deadline that would have been accepted."""
+        super().__init__("deadline_ms", f"at least {least_ms}, which {model} needs when idle", given_ms)
+
+
 class JobNotFound(LanewayError):
     """Nothing is known of the job: never submitted here, or its result has been kept for as long as promised."""
 

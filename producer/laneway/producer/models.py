@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from laneway.producer.errors import UnknownModel
+from laneway.producer.errors import DeadlineInfeasible, UnknownModel
 from laneway.producer.link import Link
 from laneway.schemas.cards import ModelCard
 from laneway.schemas.errors import InvalidJob, UnreadableEntry
@@ -91,3 +91,17 @@ def check_against(card: ModelCard, job: Job) -> None:
             raise InvalidJob(
                 field, f"token ids below {card.vocabulary}, the vocabulary of {card.name}", worst
             )
+
+
+def check_deadline(card: ModelCard, job: Job) -> None:
+    """Refuse a deadline that no worker can meet: the counted prompt and `min_tokens` are reckoned with, no guesses.
+
+    Raises:
+        DeadlineInfeasible.
+    """
+    if job.deadline_ms is None or card.floor is None:
+        return
+    prompt = job.prompt_tokens if job.prompt_counted else 0
+    least_ms = round(1000 * card.floor.seconds(prompt, job.sampling.min_tokens))
+    if job.deadline_ms < least_ms:
+        raise DeadlineInfeasible(card.name, least_ms, job.deadline_ms)

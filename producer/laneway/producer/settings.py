@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -31,6 +31,9 @@ class ProducerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Without it that waits for the first `result` or `stream`, and results of jobs submitted before are polled for."""
     check_model: bool = True
     """Refuse jobs for models that have never been served, once any has been."""
+    infeasible: Literal["accept", "refuse"] = "accept"
+    """What becomes of a job with a deadline that its model cannot meet even when idle, as far as workers have measured:
+    `refuse` raises `DeadlineInfeasible`, `accept` leaves it to the worker."""
     model_cache_s: float = 10.0
     """How long what is known of the served models is believed."""
     recheck_s: tuple[float, float] = (1.0, 5.0)

@@ -15,7 +15,7 @@ from laneway.producer.errors import LetterNotFound, QueueFull, SubmitStopped, Su
 from laneway.producer.fields import JobFields
 from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, checked
 from laneway.producer.listener import Listener
-from laneway.producer.models import ModelCatalog, check_against
+from laneway.producer.models import ModelCatalog, check_against, check_deadline
 from laneway.producer.settings import ProducerSettings
 from laneway.schemas.build import build_job, check_model
 from laneway.schemas.errors import InvalidJob, LanewayError
@@ -113,7 +113,7 @@ class Submitter:
         """A checked job, as far as it can be checked without a worker.
 
         Raises:
-            InvalidJob: see `build_job`, `check_against`; `UnknownModel`.
+            InvalidJob: see `build_job`, `check_against`; `UnknownModel`, `DeadlineInfeasible`.
         """
         if not isinstance(fields, Mapping):
             raise InvalidJob("job", "a mapping of fields", type(fields).__name__)
@@ -128,6 +128,8 @@ class Submitter:
             given["prompt_tokens"] = self._counted(given)
         job = build_job(id=new_job_id(model, 0), model=model, **given)
         check_against(card, job)
+        if self._settings.infeasible == "refuse":
+            check_deadline(card, job)
         partition = choose_partition(job.lora or job.idempotency_key or os.urandom(8).hex(), card.partitions)
         return job if partition == 0 else replace(job, id=new_job_id(model, partition))
 

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from laneway.schemas.ids import JobId, WorkerId
+
+
+class Floor(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The least that service takes on an engine that has nothing else to do. Zeros: nothing is known to be too short."""
+
+    prompt_s: float = 0.0
+    """Seconds per token of the prompt; 0 where a prefix cache may hold it."""
+    token_s: float = 0.0
+    """Seconds per token of the answer."""
+
+    def seconds(self, prompt_tokens: int, answer_tokens: int) -> float:
+        """Seconds from the start to the last of `answer_tokens`, of which there is always one."""
+        return self.prompt_s * prompt_tokens + self.token_s * max(1, answer_tokens)
 
 
 class ModelCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -17,6 +31,16 @@ class ModelCard(Struct, frozen=True, kw_only=True, omit_defaults=True):
     vocabulary: int = 0
     """Token ids run from 0 to this, exclusive; 0: unknown."""
     adapters: tuple[str, ...] = ()
+    floor: Floor | None = None
+    """What holds for each worker that has served it so far; None: none has told."""
+
+    def after(self, known: ModelCard) -> ModelCard:
+        """This card, where `known` is what other workers have told: their floor may be lower."""
+        mine, theirs = self.floor, known.floor
+        if mine is None or theirs is None:
+            return replace(self, floor=mine or theirs)
+        lower = Floor(prompt_s=min(mine.prompt_s, theirs.prompt_s), token_s=min(mine.token_s, theirs.token_s))
+        return replace(self, floor=lower)
 
 
 class WorkerCard(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -75,7 +75,7 @@ class Cancelled(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="canc
 
 
 class Expired(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="expired"):
-    """The deadline passed; `choices` holds what had been generated."""
+    """The deadline passed, or could not be met any more; `choices` holds what had been generated."""
 
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None

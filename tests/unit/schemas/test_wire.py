@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.unit.schemas.strategies import SOME_ID, events, jobs, kept, mapping, results
 
 from laneway.schemas import Event, Job, Result, UnreadableEntry
-from laneway.schemas.cards import AttachJob, CancelJob, ModelCard, WorkerCard
+from laneway.schemas.cards import AttachJob, CancelJob, Floor, ModelCard, WorkerCard
 from laneway.schemas.ids import WorkerId
 from laneway.schemas.record import Kept
 from laneway.schemas.wire import (
@@ -65,6 +66,7 @@ def test_events_survive_the_wire(step: list[Event]) -> None:
 def test_cards_and_controls_survive_the_wire() -> None:
     """The small structs between workers and producers are read as written."""
     model = ModelCard(name="demo", partitions=4, context_tokens=2048, vocabulary=49152, adapters=("a",))
+    model = replace(model, floor=Floor(prompt_s=1e-5, token_s=4e-3))
     worker = WorkerCard(id=WorkerId("w"), model="demo", phase="ready", seats=8)
     assert decode_model(encode(model)) == model
     assert decode_worker(encode(worker)) == worker

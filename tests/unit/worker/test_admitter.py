@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from laneway.schemas.cards import Floor
 from laneway.schemas.ids import AdapterId, new_job_id
 from laneway.schemas.job import Bucket, Job, Prompt, SloClass
 from laneway.schemas.keys import Lane
 from laneway.schemas.sampling import Sampling
 from laneway.worker.admitter import Admitter
 from laneway.worker.engine.fake_engine import FakeEngine, FakeEngineSettings
+from laneway.worker.errors import DeadlineOutOfReach
 from laneway.worker.observer import Observer
 from laneway.worker.policy import planner
 from laneway.worker.policy.planner import Reason
@@ -27,13 +29,14 @@ Enter = Callable[..., asyncio.Task[None]]
 class Gate:
     """An admitter on its own clock, and jobs that stay in the engine until they are told to leave."""
 
-    def __init__(self, seats: int, **engine: Any) -> None:
+    def __init__(self, seats: int, *, infeasible: Any = "relegate", **engine: Any) -> None:
         self.now = 1000.0
+        self.observer = Observer()
         self.engine = FakeEngine(FakeEngineSettings(seats=seats, **engine))
         self.admitter = Admitter(
             self.engine,
-            WorkerSettings(engine="fake"),
-            Observer(),
+            WorkerSettings(engine="fake", infeasible=infeasible),
+            self.observer,
             now_ms=lambda: round(self.now * 1000),
             broke=lambda error: self.defects.append(error),
             clock=lambda: self.now,
@@ -131,6 +134,44 @@ async def test_the_earliest_deadline_goes_in_first(gate: Callable[..., Gate]) ->
         await it.settle()
         await it.leave(name)
     assert it.order == ["first", "soon", "late", "free", "later"]
+
+
+async def test_a_latency_job_that_cannot_end_in_time_goes_in_last(gate: Callable[..., Gate]) -> None:
+    """Its deadline is nearer than an idle engine's two seconds: throughput work that can be in time comes first."""
+    it = gate(1)
+    it.observer.floor = Floor(token_s=2.0)
+    it.send("first")
+    await it.settle()
+    it.send("hopeless", slo="latency", due=1001.0)
+    it.send("batch")
+    for name in ("first", "batch"):
+        await it.settle()
+        await it.leave(name)
+    assert it.order == ["first", "batch", "hopeless"]
+
+
+async def test_a_job_that_cannot_end_in_time_is_turned_away_where_that_is_wanted(
+    gate: Callable[..., Gate],
+) -> None:
+    """At once, or as soon as it has waited too long; whoever can still make it stays."""
+    it = gate(1, infeasible="expire")
+    it.observer.floor = Floor(token_s=2.0)
+    it.send("first")
+    await it.settle()
+    hopeless, waiting = it.send("hopeless", due=1001.0), it.send("waiting", due=1003.0)
+    it.send("patient", due=1100.0)
+    await it.settle()
+    assert isinstance(hopeless.exception(), DeadlineOutOfReach)
+    assert not waiting.done()
+    it.now += 1.5
+    it.send("another")  # something happens
+    await it.settle()
+    assert isinstance(waiting.exception(), DeadlineOutOfReach)
+    await it.leave("first")
+    assert it.order == ["first", "patient"]
+    await it.leave("patient")
+    await it.leave("another")
+    it.assert_empty()
 
 
 async def test_tenants_share_what_the_gate_shows(gate: Callable[..., Gate]) -> None:

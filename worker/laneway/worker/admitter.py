@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from laneway.schemas.job import Bucket, Job, SloClass
+from laneway.worker.errors import DeadlineOutOfReach
 from laneway.worker.observer import Observer
 from laneway.worker.policy import headroom, lengths, planner
 from laneway.worker.policy.admission import seat_reserve
 from laneway.worker.policy.budget import BudgetRule
 from laneway.worker.policy.headroom import Headroom
 from laneway.worker.policy.lengths import Kind, Lengths
-from laneway.worker.policy.order import Candidate
+from laneway.worker.policy.order import Candidate, is_hopeless
 from laneway.worker.policy.planner import Reason, State
 from laneway.worker.policy.reserve import Decayed
 from laneway.worker.policy.slots import Slots
@@ -118,6 +119,9 @@ class Admitter:
 
         `done`: tokens of the answer that there are already, to go on from. `preempted`: how often the job has been taken
         out of the engine; None: it cannot go on from its tokens.
+
+        Raises:
+            DeadlineOutOfReach: it cannot end in time any more, and `infeasible` says to expire it.
         """
         job_id, answers = claim.job.id, claim.job.sampling.n
         since = self._clock() - max(0, self._now_ms() - claim.submitted_ms) / 1000
@@ -142,17 +146,20 @@ class Admitter:
         job = claim.job
         latency = job.slo is SloClass.LATENCY
         guess = lengths.estimate(self._lengths, _kind(job), prepared.max_tokens)
+        prompt = len(prepared.prompt_token_ids)
         wanted = None if job.ttft_ms is None else since + job.ttft_ms / 1000
         return Candidate(
             id=job.id,
             slo=job.slo,
             bucket=job.bucket,
-            prompt_tokens=len(prepared.prompt_token_ids) + done,
+            prompt_tokens=prompt + done,
             output_tokens=max(1, guess.mean - done),
             most_tokens=max(1, guess.most - done),
             least_tokens=max(1, guess.least - done),
             since=since,
             due=wanted if latency else claim.deadline,
+            deadline=claim.deadline,
+            floor_s=0.0 if done else self._observer.floor.seconds(prompt, job.sampling.min_tokens),
             tpot_s=None if job.tpot_ms is None else job.tpot_ms / 1000,
             tenant=job.tenant,
             adapter=job.lora,
@@ -196,10 +203,13 @@ class Admitter:
             return  # what they leave decides
         state, now, stats = self.state, self._clock(), self._engine.stats()
         state.model = self._observer.observe(stats)
+        candidates = [turn.describe() for turn in self._turns.values()]
+        if self._settings.infeasible == "expire":
+            candidates = self._expire(candidates, now)
         plan = planner.plan(
             state,
             now,
-            [turn.describe() for turn in self._turns.values()],
+            candidates,
             kv_used=round(stats.kv_usage * state.headroom.kv_tokens),
         )
         for admission in plan.admit:
@@ -208,6 +218,14 @@ class Admitter:
             self._preempt(job_id)
         self.waits, self.budget = plan.waits, plan.budget.tokens
         self._plans.add(1, now)
+
+    def _expire(self, candidates: list[Candidate], now: float) -> list[Candidate]:
+        """Turn away what cannot end in time any more; the others."""
+        hopeless = {candidate.id for candidate in candidates if is_hopeless(candidate, now)}
+        for job_id in hopeless:
+            if not (let_in := self._turns.pop(job_id).let_in).done():
+                let_in.set_exception(DeadlineOutOfReach())
+        return [candidate for candidate in candidates if candidate.id not in hopeless]
 
     def _admit(self, job_id: str) -> None:
         turn = self._turns.pop(job_id)

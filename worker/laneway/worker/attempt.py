@@ -35,7 +35,7 @@ from laneway.schemas.record import Kept
 from laneway.worker.adapters import AdapterShelf
 from laneway.worker.admitter import Admitter, Turn
 from laneway.worker.answer import NATURAL_ENDS, Answer, natural_end, to_keep
-from laneway.worker.errors import AttemptFailed, EngineDied, JobRefused
+from laneway.worker.errors import AttemptFailed, DeadlineOutOfReach, EngineDied, JobRefused
 from laneway.worker.policy.quarantine import SEEN, is_guilty
 from laneway.worker.policy.retry import RetryAfter, after_failure
 from laneway.worker.ports import Adapter, Claim, Engine, Piece, Prepared
@@ -158,6 +158,8 @@ class Attempt:
             return self._refused(error.code, str(error), error.field)
         except AttemptFailed as error:
             return self._failed(JobError(code="attempt_failed", message=str(error)))
+        except DeadlineOutOfReach:
+            return self._broken_off(Stop.DEADLINE)
 
     def _too_late(self) -> Outcome | None:
         if self.claim.cancelled:
@@ -345,9 +347,7 @@ class Attempt:
 
     def _failed(self, error: JobError) -> Verdict:
         decision = after_failure(self.claim.failures + 1, self.claim.job.attempts)
-        if isinstance(decision, RetryAfter):
-            return Retry(error, decision.delay_ms)
-        return self._given_up(error)
+        return Retry(error, decision.delay_ms) if isinstance(decision, RetryAfter) else self._given_up(error)
 
     def _given_up(self, error: JobError) -> Verdict:
         return DeadLetter(self._result(Failed(error=error, choices=self._choices(), usage=self._used())))

@@ -44,5 +44,9 @@ class AttemptFailed(LanewayError):
     """One attempt at a job failed through no fault of the job; the engine lives and the job may be repeated."""
 
 
+class DeadlineOutOfReach(LanewayError):
+    """One job cannot end before its deadline any more, even alone in the engine."""
+
+
 class EmbeddedServerFailed(LanewayError):
     """The embedded server cannot run here: no binary, a taken port, or a folder in use."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from laneway.schemas.cards import Floor
 from laneway.worker.policy import cost
 from laneway.worker.policy.budget import FLOOR, BudgetRule
 from laneway.worker.policy.cost import CostModel, Evidence, StepLoad
-from laneway.worker.ports import EngineStats, StepSums
+from laneway.worker.policy.feasible import floor_of
+from laneway.worker.ports import EngineInfo, EngineStats, StepSums
 
 UNKNOWN = CostModel(base_s=0.0, prefill_s=0.0, decode_s=0.0, kv_s=0.0)
 """Before anything was measured: steps cost nothing, so no pace keeps work out of the engine."""
@@ -25,6 +27,8 @@ class Observer:
 
     def __init__(self) -> None:
         self.model = UNKNOWN
+        self.floor = Floor()
+        """What service takes at least, by the warm-up."""
         self._evidence = Evidence()
         self._seen = StepSums()
         self._kv_tokens = 0
@@ -35,11 +39,12 @@ class Observer:
         """Mean absolute relative error of the predictions made so far, 0 to 1 and more; 0: none was made."""
         return self._evidence.error
 
-    def start(self, profile: CostModel | None, stats: EngineStats, kv_tokens: int) -> None:
+    def start(self, profile: CostModel | None, stats: EngineStats, info: EngineInfo) -> None:
         """Begin with what the warm-up found, if anything; steps up to `stats` are not looked at."""
         self.model = profile or UNKNOWN
+        self.floor = floor_of(profile, prefix_cache=info.prefix_cache, burst=info.burst)
         self._evidence = Evidence(profile)
-        self._seen, self._kv_tokens = stats.timed, kv_tokens
+        self._seen, self._kv_tokens = stats.timed, info.kv_tokens
 
     def tpot_s(self, tpot_ms: int) -> float:
         """The time between tokens that readers are promised: as set, else 50 ms or what the engine can keep."""

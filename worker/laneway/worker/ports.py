@@ -210,6 +210,10 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     """Tokens that the KV cache holds."""
     max_loras: int = 0
     """Distinct adapters in the engine at once; 0: adapters are off."""
+    prefix_cache: bool = False
+    """Whether the beginning of a prompt may be served from an earlier one."""
+    burst: int = 1
+    """Most tokens that a step adds to one answer: more than one with speculation."""
 
 
 class StepSums(Struct, frozen=True, kw_only=True):

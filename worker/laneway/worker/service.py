@@ -157,7 +157,7 @@ class Service:
                 self._enter("warming")
                 await warm_up(self._engine, self.settings.name, self._telemetry)
                 found = await profile(self._engine, self.settings.name)
-                self.observer.start(found, self._engine.stats(), info.kv_tokens)
+                self.observer.start(found, self._engine.stats(), info)
         except TimeoutError:
             raise EngineStartFailed(f"the engine was not up within {limit:g} s (engine_start_s)") from None
         await self._open(
@@ -167,6 +167,7 @@ class Service:
                 context_tokens=info.context_tokens,
                 vocabulary=info.vocabulary,
                 adapters=self._adapter_ids,
+                floor=self.observer.floor,
             )
         )
 

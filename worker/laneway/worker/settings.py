@@ -61,6 +61,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     """Least share of the seats that throughput jobs leave free for latency jobs: at least one where there are two."""
     tpot_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     """Time between tokens that latency jobs get when they name none. 0: 50 ms, more where the engine is slower."""
+    infeasible: Literal["relegate", "expire"] = "relegate"
+    """A job in hand whose deadline is too near even for an idle engine: `relegate` serves it last, `expire` ends it at once, unserved."""
     window: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Jobs of each throughput lane claimed ahead, to choose from. 0: a sixteenth of the seats, 2 to 32."""
     claim_most: Annotated[int, Meta(ge=1, le=1024)] = 32
@@ -254,6 +256,7 @@ _EXPECTED = {
     "health_port": "a port from 0 to 65535, or off",
     "engine": "vllm or fake",
     "scheduler": "slo or stock",
+    "infeasible": "relegate or expire",
     "log_format": "auto, json or console",
     "log_level": "debug, info, warning or error",
 }

@@ -93,6 +93,8 @@ def info(llm: Any, settings: VllmSettings) -> EngineInfo:
         step_tokens=config.scheduler_config.max_num_batched_tokens,
         kv_tokens=tokens,
         max_loras=_slots(config.lora_config),
+        prefix_cache=bool(cache.enable_prefix_caching),
+        burst=1 + (getattr(config.speculative_config, "num_speculative_tokens", 0) or 0),
     )
 
 

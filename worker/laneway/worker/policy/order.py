@@ -6,6 +6,7 @@ long. Due times are absolute, so that ageing needs no bookkeeping: a waiting job
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 from msgspec import Struct
@@ -32,7 +33,8 @@ class Band(IntEnum):
     USUAL = 1
     """Throughput work: least served tenant, then buckets in turn."""
     RELEGATED = 2
-    """Throughput work that will miss its deadline whatever is done: only into what nobody else wants."""
+    """What will miss its deadline: throughput work at the present pace, latency jobs even alone in the engine. Only
+    into what nobody else wants."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -52,6 +54,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """Acceptance, in seconds of the clock that `now` is read from."""
     due: float | None = None
     """For the first token (latency) or the end (throughput), on the same clock."""
+    deadline: float | None = None
+    """For the end, on the same clock: at that moment the job expires."""
+    floor_s: float = 0.0
+    """Seconds from admission to the end that are the least it can take; see `policy.feasible`."""
     tpot_s: float | None = None
     """Target for the time between tokens."""
     tenant: str = "default"
@@ -78,6 +84,11 @@ class Pace(Struct, frozen=True):
     """Between two tokens of one answer: a step."""
 
 
+def is_hopeless(candidate: Candidate, now: float) -> bool:
+    """Whether the job misses its deadline even if it has the engine to itself from now on."""
+    return candidate.deadline is not None and candidate.deadline - now < candidate.floor_s
+
+
 def first_token_s(candidate: Candidate, pace: Pace) -> float:
     """Seconds from admission to the first token at the present pace."""
     return candidate.prompt_tokens * pace.prefill_s + pace.token_s
@@ -85,6 +96,8 @@ def first_token_s(candidate: Candidate, pace: Pace) -> float:
 
 def rank(candidate: Candidate, now: float, pace: Pace) -> tuple[Band, float]:
     """The band and, within it, the time to sort by."""
+    if is_hopeless(candidate, now):
+        return Band.RELEGATED, math.inf
     first = first_token_s(candidate, pace)
     if candidate.latency:
         due = candidate.since + TTFT_S if candidate.due is None else candidate.due

@@ -50,7 +50,7 @@ class MemoryQueue:
                 f"got {self._partitions}"
             )
         if card.context_tokens or not known.context_tokens:
-            self._server.models[self._tag] = card
+            self._server.models[self._tag] = card.after(known)
         self._heard = [len(self._server.controls.get((self._tag, p), ())) for p in range(self._partitions)]
 
     async def close(self) -> None:

@@ -89,7 +89,7 @@ class RedisQueue:
                 f"got {self._options.partitions}"
             )
         if card.context_tokens or not known.context_tokens:
-            await self._ask("HSET", self._keys.models, tag, wire.encode(card))
+            await self._ask("HSET", self._keys.models, tag, wire.encode(card.after(known)))
         for part in self._parts:
             last = await self._ask("XREVRANGE", part.control, "+", "-", "COUNT", 1)
             self._heard[part.control] = last[0][0].decode() if last else "0-0"

@@ -24,7 +24,7 @@ class Admission:
     def __init__(self, engine: Engine, profile: CostModel | None) -> None:
         self._errors: list[Exception] = []
         observer = Observer()
-        observer.start(profile, engine.stats(), engine.info.kv_tokens)
+        observer.start(profile, engine.stats(), engine.info)
         self._admitter = Admitter(
             engine, WorkerSettings(), observer, now_ms=_now_ms, broke=self._errors.append
         )
