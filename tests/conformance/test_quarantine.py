@@ -117,6 +117,22 @@ async def test_an_engine_that_is_empty_goes_before_one_that_is_to_become_so(both
     assert await second.isolate(0, empty=False) == []
 
 
+async def test_an_engine_that_runs_suspects_goes_before_one_that_is_to_become_empty(
+    both_ends: Installation,
+) -> None:
+    """New suspects while a group runs: its worker takes them next, and a second engine is not kept from other work."""
+    first, second = await both_ends.queue("a", lease_s=0.05), await both_ends.queue("b")
+    await suspects(both_ends, first, GROUPS[0])
+    held = await group(first)
+    await suspects(both_ends, second, 1)
+    while await second.isolate(0, empty=False) is None:  # until the first one's appointment lapses
+        pass
+    assert await first.isolate(0, empty=False) is None
+    assert await first.isolate(0, empty=False, beside=held) == []
+    assert await second.isolate(0, empty=False) is None
+    assert await second.isolate(0, empty=True) is None
+
+
 async def vanish(both_ends: Installation, queue: JobQueue, worker: str = "a") -> None:
     """The worker falls silent, and its lease lapses."""
     await both_ends.lapse(worker)

@@ -229,7 +229,9 @@ class Intake:
             if self._isolating not in (None, partition) or (self.appointed and partition not in self._asking):
                 continue
             if len(self._hands):
-                wanted = await self._link(self._queue.isolate(partition, empty=False)) is not None
+                group = () if self._isolating is None else self._hands.claims()
+                look = self._queue.isolate(partition, empty=False, beside=group)
+                wanted = await self._link(look) is not None
                 if not wanted and not self.appointed:
                     continue
                 self.appointed = wanted

@@ -122,7 +122,8 @@ class JobQueue(Protocol):
         With `empty`, suspects to run with nothing else in the engine than those of `beside`, a group that was not full;
         `idle` tells that this worker has nothing else to do. Without, an empty list: this worker is appointed to let its
         engine run empty and ask again; only one at a time is, asking keeps it so, and one that is not empty yet gives way
-        to one that is. None: there are no suspects for this worker, or another sees to them.
+        to one that is, or that runs suspects, `beside`, already. None: there are no suspects for this worker, or another
+        sees to them.
         """
 
     async def disown(self, held: Sequence[Claim]) -> int:

@@ -94,15 +94,16 @@ class MemoryQueue:
         appointed, until, busy = self._server.quarantines.get(part, (self._worker, 0.0, False))
         busy = busy and until > now
         others = appointed != self._worker and until > now
-        if others and (beside or not empty or (busy and not idle)):
+        next_ones = others and bool(beside) and not empty and not busy
+        if others and not next_ones and (beside or not empty or (busy and not idle)):
             return None
         waiting = [e for e in self._entries() if e.owner == SUSPECTS and e.lane.partition == partition]
         if not waiting:
             if empty and not beside and not others:
                 self._server.quarantines.pop(part, None)
             return None
-        if not others or (empty and not busy):
-            mine = self._worker, now + 2 * self._lease_s, empty or (busy and not others)
+        if not others or next_ones or (empty and not busy):
+            mine = self._worker, now + 2 * self._lease_s, empty or bool(beside) or busy
             self._server.quarantines[part] = mine
         return self._group(waiting, beside) or None if empty else []
 

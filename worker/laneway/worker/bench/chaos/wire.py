@@ -16,7 +16,7 @@ class LossyWire:
 
     def __init__(self, port: int) -> None:
         self._to = port
-        self._due = 0
+        self._due = False
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -30,8 +30,11 @@ class LossyWire:
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
     def drop(self) -> None:
-        """Pass the next script call on, and cut its connection in place of the reply."""
-        self._due += 1
+        """Pass the next script call on, and cut its connection in place of the reply.
+
+        Does not add up while no call comes: a frozen worker would lose every reply of its first seconds.
+        """
+        self._due = True
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -74,7 +77,7 @@ class LossyWire:
     ) -> None:
         while data := await reader.read(_CHUNK):
             if self._due and b"EVALSHA" in data:
-                self._due -= 1
+                self._due = False
                 mute.set()
             up.write(data)
             await up.drain()

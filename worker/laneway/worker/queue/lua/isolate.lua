@@ -2,13 +2,14 @@
 -- in hand at equally many crashes, the most crashes first, and the fewer jobs the more crashes. One worker at a time is
 -- appointed to empty its engine for them, and stays so while it asks again; as members of its group complete, others
 -- join. The other workers go on with what else there is. An appointed worker whose engine is not empty yet gives way to
--- one whose engine is; the key then holds its name behind a `*`.
+-- one whose engine is, and to one that runs suspects already: two engines are not kept from other work where one does.
+-- The key then holds its name behind a `*`.
 --
 -- KEYS  1 quarantine  2.. lanes
 -- ARGV  1 group  2 consumer  3 hash tag  4 record TTL ms  5 ms for which an appointment holds
 --       6 '0': may I empty my engine, or am I still to?  '1': it is empty but for a group, take suspects;
 --       '2': it is empty and nothing else is to be done, take some beside another worker too
---       7 jobs of the group in hand  8 crashes at which they were  9 crashes that make a suspect
+--       7 jobs of the group in hand; with '0' above: they have the engine to themselves, may I have the next ones?  8 crashes at which they were  9 crashes that make a suspect
 --       10.. size of a group at that number of crashes, at one more, and so on; the last size holds for all further ones
 -- Reply {now ms, 1 if there are suspects for this worker, then per job as `pull`, with two words more:
 --       weight of what happened while it was alone, 1 if it is alone now}
@@ -18,7 +19,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local key, empty = redis.call('GET', KEYS[1]) or '', ARGV[6] ~= '0'
 local busy, appointed = string.match(key, '^(%*?)(.*)$')
 local others = appointed ~= '' and appointed ~= me
-if others and (held > 0 or not empty or (busy == '*' and ARGV[6] == '1')) then return {now, 0} end
+local next = others and held > 0 and not empty and busy == ''
+if others and not next and (held > 0 or not empty or (busy == '*' and ARGV[6] == '1')) then return {now, 0} end
 
 local waiting, most = {}, 0
 for k = 2, #KEYS do
@@ -41,8 +43,8 @@ if #waiting == 0 then
   if not others and empty and held == 0 then redis.call('DEL', KEYS[1]) end
   return {now, 0}
 end
-if not others or (empty and busy == '') then
-  redis.call('SET', KEYS[1], ((empty or (not others and busy == '*')) and '*' or '') .. me, 'PX', ARGV[5])
+if not others or next or (empty and busy == '') then
+  redis.call('SET', KEYS[1], ((empty or held > 0 or busy == '*') and '*' or '') .. me, 'PX', ARGV[5])
 end
 if not empty then return {now, 1} end
 if held > 0 and most ~= tonumber(ARGV[8]) then return {now, 0} end
