@@ -101,6 +101,17 @@ def test_a_hopeless_prompt_is_not_tokenised(
     assert refused.value.code == "prompt_too_long"
 
 
+def test_an_engine_without_a_tokenizer_takes_token_ids() -> None:
+    """`skip_tokenizer_init`: text is refused by the name of its field, ids are as good as ever."""
+    preparer = Preparer(None, INFO, lambda job, room: ("params", room))
+    assert preparer.prepare(make_job(prompt_token_ids=[5, 6])).prompt_token_ids == (5, 6)
+    text, chat = make_job(prompt="ab"), make_job(messages=[{"role": "user", "content": "ab"}])
+    for field, job in (("prompt", text), ("messages", chat)):
+        with pytest.raises(JobRefused, match=f"^{field}: .* takes prompt_token_ids only") as refused:
+            preparer.prepare(job)
+        assert refused.value.code == "no_tokenizer"
+
+
 @pytest.mark.case("D55")
 def test_a_templates_refusal_is_the_jobs_fault(preparer: Preparer) -> None:
     """Told in the template's words, on one line and short."""
@@ -294,6 +305,15 @@ def test_what_a_model_folder_lacks_is_named(tmp_path: Path) -> None:
     assert seen[3:] == ["one.safetensors and 1 more weight files", "two.safetensors"]
     assert missing_files(tmp_path) == ""
     assert resolve_model(str(tmp_path)) == str(tmp_path)
+
+
+def test_what_the_engine_is_told_to_do_without_is_not_missed(tmp_path: Path) -> None:
+    """A `config.json` alone is enough for made-up weights and prompts of token ids."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EngineStartFailed, match=r"lacks tokenizer\.json"):
+        resolve_model(str(tmp_path), {"load_format": "dummy"})
+    shape = resolve_model(str(tmp_path), {"load_format": "dummy", "skip_tokenizer_init": True})
+    assert shape == str(tmp_path)
 
 
 def test_ids_are_left_to_vllm() -> None:

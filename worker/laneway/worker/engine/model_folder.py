@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from laneway.worker.errors import EngineStartFailed
 
@@ -11,8 +13,10 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "*.pth")
 
 
-def resolve_model(name: str) -> str:
+def resolve_model(name: str, args: Mapping[str, Any] | None = None) -> str:
     """What the engine is given for the model `name`: a folder's path, or the id as it is.
+
+    With the engine arguments `load_format=dummy` a folder needs no weights, with `skip_tokenizer_init` no tokenizer.
 
     Raises:
         EngineStartFailed: there is no such folder, or files are missing in it (they are named).
@@ -26,18 +30,20 @@ def resolve_model(name: str) -> str:
         if name.startswith(("/", "./", "../", "~")):
             raise EngineStartFailed(f"model: expected a folder, a Hugging Face id or demo, got {name}")
         return name
-    if lacks := missing_files(folder):
+    args = args or {}
+    weights, tokenizer = args.get("load_format") != "dummy", not args.get("skip_tokenizer_init")
+    if lacks := missing_files(folder, weights=weights, tokenizer=tokenizer):
         raise EngineStartFailed(f"model: {folder} lacks {lacks}")
     return str(folder)
 
 
-def missing_files(folder: Path, *, dummy: bool = False) -> str:
-    """Names what a model folder lacks, or nothing. `dummy`: weights are made up, not read."""
+def missing_files(folder: Path, *, weights: bool = True, tokenizer: bool = True) -> str:
+    """Names what a model folder lacks of what is needed, or nothing."""
     if not (folder / "config.json").is_file():
         return "config.json"
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    if tokenizer and not any((folder / name).is_file() for name in _TOKENIZERS):
         return "tokenizer.json"
-    if dummy:
+    if not weights:
         return ""
     for index in folder.glob("*.safetensors.index.json"):
         try:

@@ -89,7 +89,7 @@ class VllmEngine:
         check(self.page)
         self._preparer = await asyncio.to_thread(
             Preparer,
-            llm.get_tokenizer(),
+            native.tokenizer(llm),
             self._info,
             lambda job, room: native.sampling_params(llm, job, room),
         )
@@ -114,7 +114,7 @@ class VllmEngine:
         set_environment()
         with self._guard.marking(), offering(self.page):
             tell("model", 0.0)
-            model = resolve_model(self._settings.model)
+            model = resolve_model(self._settings.model, self._settings.args)
             tell("import", 0.0)
             try:
                 from laneway.worker.engine import vllm_native as native

@@ -126,6 +126,11 @@ def prompt(token_ids: tuple[int, ...]) -> Any:
     return TokensPrompt(prompt_token_ids=list(token_ids))
 
 
+def tokenizer(llm: Any) -> Any:
+    """The model's tokenizer; None for an engine that was told to run without one."""
+    return None if llm.vllm_config.model_config.skip_tokenizer_init else llm.get_tokenizer()
+
+
 def sampling_params(llm: Any, job: Job, max_tokens: int) -> Any:
     """The job's sampling as vLLM's, checked by vLLM itself against the model and with its grammar compiled.
 
@@ -139,7 +144,7 @@ def sampling_params(llm: Any, job: Job, max_tokens: int) -> Any:
             config.model_config,
             config.speculative_config,
             config.structured_outputs_config,
-            llm.get_tokenizer() if not hasattr(llm, "tokenizer") else llm.tokenizer,
+            tokenizer(llm),
         )
     except _JOBS_FAULT as error:
         raise JobRefused("invalid_sampling", f"sampling: {first_line(error)}", "sampling") from None

@@ -35,11 +35,14 @@ class Preparer:
     """Prepares jobs with the model's own tokenizer and chat template."""
 
     def __init__(self, tokenizer: Any, info: EngineInfo, sampling: Callable[[Job, int], Any]) -> None:
-        """`sampling` makes the engine's own parameters from a job and its number of output tokens."""
+        """`sampling` makes the engine's own parameters from a job and its number of output tokens.
+
+        Without a `tokenizer` (None) only prompts of token ids are taken.
+        """
         self._tokenizer = tokenizer
         self._info = info
         self._sampling = sampling
-        self._longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self._longest = max(map(len, tokenizer.get_vocab() if tokenizer else ()), default=1)
 
     def prepare(self, job: Job) -> Prepared:
         """Check and tokenise. Raises `JobRefused`."""
@@ -66,6 +69,10 @@ class Preparer:
         payload = job.payload
         if isinstance(payload, TokenIds):
             return payload.ids
+        if self._tokenizer is None:
+            field = "prompt" if isinstance(payload, Prompt) else "messages"
+            reason = f"{field}: this engine runs without a tokenizer and takes prompt_token_ids only"
+            raise JobRefused("no_tokenizer", reason, field)
         if isinstance(payload, Prompt):
             return self._encode(payload.text, special=True)
         return self._encode(self._render(payload), special=False)
