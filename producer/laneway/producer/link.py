@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from msgspec import Struct
 from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
@@ -39,6 +40,21 @@ Command = tuple[Any, ...]
 
 MEMORY_RETRY_AFTER = 5.0
 """Seconds: memory frees as results expire, not at once."""
+
+
+class Wait(Struct, frozen=True):
+    """Ask how many replicas have all that was written before it on the same connection."""
+
+    key: str
+    """Written first: the server waits for this connection's last write, and a job that it knows already writes nothing."""
+    replicas: int
+    timeout_s: float
+
+    @property
+    def commands(self) -> tuple[Command, Command]:
+        """Both commands; the reply to the second is the number."""
+        patience_ms = max(1, round(1000 * self.timeout_s))  # 0 would be for ever
+        return ("SET", self.key, "", "PX", 1000), ("WAIT", self.replicas, patience_ms)
 
 
 class ReplyLost(QueueUnavailable):
@@ -81,37 +97,50 @@ class Link:
         with contextlib.suppress(RedisError):
             await self._pool.disconnect()
 
-    async def call(self, *commands: Command) -> list[Any]:
+    async def call(self, *commands: Command, together: bool = False, extra_s: float = 0.0) -> list[Any]:
         """The replies to `commands`, in their order, from one round trip. An error reply is returned, not raised.
+
+        Args:
+            together: all of them count on one connection only: where some were not answered, all are sent again.
+            extra_s: seconds that the replies may take beyond the usual time.
 
         Raises:
             QueueUnavailable: nothing was sent.
             ReplyLost: something was sent, twice at most, and not all of it was answered.
         """
         replies: list[Any] = []
+        before: list[Any] = []
         sent = False
         for last in (False, True):
             try:
                 async with self._turn():
                     connection = await self._connect()
                     sent = True
-                    await self._exchange(connection, commands[len(replies) :], replies)
+                    await self._exchange(connection, commands[len(replies) :], replies, extra_s)
                 return replies
             except QueueUnavailable as error:
                 if not sent:
                     raise
                 if last:
-                    raise ReplyLost(self.address, str(error), replies) from None
+                    raise ReplyLost(self.address, str(error), max(before, replies, key=len)) from None
+                if together:
+                    before, replies = replies, []
         raise AssertionError("unreachable")
 
     async def ask(self, *command: Any) -> Any:
         """The reply to one command. Raises `QueueUnavailable`, also for an error reply."""
         return checked((await self.call(command))[0])
 
-    async def run(self, script: Script, calls: Sequence[Command]) -> list[Any]:
-        """The replies to several `calls` of one script, which is loaded where the server has forgotten it."""
+    async def run(self, script: Script, calls: Sequence[Command], wait: Wait | None = None) -> list[Any]:
+        """The replies to several `calls` of one script, which is loaded where the server has forgotten it.
+
+        `wait` adds its two replies, which hold for all of the calls.
+        """
+        if wait is not None:
+            calls = (*calls, *wait.commands)
+        together, extra_s = wait is not None, wait.timeout_s if wait is not None else 0.0
         try:
-            replies = await self.call(*calls)
+            replies = await self.call(*calls, together=together, extra_s=extra_s)
         except ReplyLost as lost:
             if not any(isinstance(reply, NoScriptError) for reply in lost.replies):
                 raise
@@ -119,6 +148,8 @@ class Link:
         missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
             await self.ask("SCRIPT", "LOAD", script.source)
+            if together:
+                return await self.call(*calls, together=True, extra_s=extra_s)
             for index, reply in zip(
                 missing, await self.call(*(calls[index] for index in missing)), strict=True
             ):
@@ -152,10 +183,12 @@ class Link:
         ) as error:  # RuntimeError: uvloop, where it is cut meanwhile
             raise QueueUnavailable(f"Redis at {self.address} cannot be reached: {_reason(error)}") from None
 
-    async def _exchange(self, connection: Any, commands: Sequence[Command], replies: list[Any]) -> None:
+    async def _exchange(
+        self, connection: Any, commands: Sequence[Command], replies: list[Any], extra_s: float
+    ) -> None:
         healthy = False
         try:
-            async with asyncio.timeout(self._reply_s):
+            async with asyncio.timeout(self._reply_s + extra_s):
                 try:
                     await connection.send_packed_command(connection.pack_commands(commands))
                 except (

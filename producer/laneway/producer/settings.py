@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from laneway.producer.errors import InvalidSettings
 from laneway.schemas.errors import nearest
+from laneway.schemas.job import SloClass
 
 
 class ProducerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +41,11 @@ class ProducerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """First and longest pause before a waiter looks for the result itself, whether or not it was woken."""
     full_wait_s: float = 0.0
     """How long a submit waits for room before it raises `QueueFull`."""
+    wait_replicas: dict[str, int] = {}
+    """By service class, how many replicas a submit waits for, such as `{"throughput": 1}`. `Submitted.replicas` says how many had the
+    job in time; the job is accepted whatever they say."""
+    wait_timeout_s: float = 1.0
+    """How long it waits for them, holding one of the connections."""
     chunk: int = 256
     """Jobs of `submit_many` per round trip."""
     output_ttl_s: float = 30.0
@@ -65,6 +71,7 @@ _NUMBERS = {
     "outage_s": (0, 7 * 24 * 3600),
     "model_cache_s": (0, 24 * 3600),
     "full_wait_s": (0, 24 * 3600),
+    "wait_timeout_s": (0.001, 3600),
     "chunk": (1, 4096),
     "output_ttl_s": (3, 24 * 3600),
     "lane_jobs": (1, 1 << 31),
@@ -73,6 +80,9 @@ _NUMBERS = {
     "record_ttl_s": (60, 365 * 24 * 3600),
     "idempotency_ttl_s": (1, 365 * 24 * 3600),
 }
+
+
+_EXPECTED = {"infeasible": "accept or refuse", "wait_replicas": "classes with numbers of replicas"}
 
 
 def producer_settings(
@@ -97,7 +107,9 @@ def producer_settings(
         reason, _, path = str(error).partition(" - at ")
         name = path.strip("`").removeprefix("$.") or "settings"
         given_value = values.get(name.partition("[")[0])
-        expected = reason.replace("`", "").removeprefix("Expected ").partition(", got ")[0]
+        expected = (
+            _EXPECTED.get(name) or reason.replace("`", "").removeprefix("Expected ").partition(", got ")[0]
+        )
         raise InvalidSettings(name, expected, given_value) from None
     _check(settings)
     return settings
@@ -108,6 +120,12 @@ def _check(settings: ProducerSettings) -> None:
         value = getattr(settings, name)
         if not low <= value <= high:  # NaN is in no range
             raise InvalidSettings(name, f"a number in [{low:g}, {high:g}]", value)
+    classes = [slo.value for slo in SloClass]
+    for slo, replicas in settings.wait_replicas.items():
+        if slo not in classes:
+            raise InvalidSettings("wait_replicas", f"the classes {' and '.join(classes)}", slo)
+        if not 0 <= replicas <= 64:
+            raise InvalidSettings(f"wait_replicas.{slo}", "a number in [0, 64]", replicas)
     first, longest = settings.recheck_s
     if not 0 < first <= longest <= 3600:
         raise InvalidSettings("recheck_s", "two rising numbers of seconds above 0", settings.recheck_s)

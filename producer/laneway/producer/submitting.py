@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from laneway.producer.errors import LetterNotFound, QueueFull, SubmitStopped, SubmitUncertain
 from laneway.producer.fields import JobFields
-from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, checked
+from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, Wait, checked
 from laneway.producer.listener import Listener
 from laneway.producer.models import ModelCatalog, check_against, check_deadline
 from laneway.producer.settings import ProducerSettings
@@ -38,6 +38,8 @@ class Submitted(Struct, frozen=True):
     id: JobId
     duplicate: bool = False
     """The idempotency key was known: this is the id of the job submitted under it before."""
+    replicas: int | None = None
+    """How many replicas were known to have it within `wait_timeout_s`. None: `wait_replicas` asks for none."""
 
 
 class Place(Struct, frozen=True):
@@ -174,17 +176,26 @@ class Submitter:
         self, jobs: Sequence[Job], place: Place | None
     ) -> dict[JobId, Submitted | LanewayError]:
         calls = [self._call(job, place) for job in jobs]
+        wait = self._wait(jobs)
         try:
-            replies = await self._link.run(self._script, calls)
+            replies = await self._link.run(self._script, calls, wait)
         except ReplyLost as lost:
             replies = lost.replies
+        confirmed = replies[len(jobs) + 1 :]  # nothing, where it was not asked for or not said
+        replicas = confirmed[0] if confirmed and isinstance(confirmed[0], int) else 0
         answers: dict[JobId, Submitted | LanewayError] = {}
         for index, job in enumerate(jobs):
             if index < len(replies):
-                answers[job.id] = self._answer(job, replies[index], place)
+                answers[job.id] = self._answer(job, replies[index], place, replicas)
             else:
                 answers[job.id] = SubmitUncertain(job.id, job.idempotency_key)
         return answers
+
+    def _wait(self, jobs: Sequence[Job]) -> Wait | None:
+        """What replicas are to be asked for, after `jobs`."""
+        most = max(self._settings.wait_replicas.get(job.slo.value, 0) for job in jobs)
+        key = self._keys.of_job(jobs[0].id).written
+        return Wait(key, most, self._settings.wait_timeout_s) if most else None
 
     def _call(self, job: Job, place: Place | None) -> Command:
         settings, lane = self._settings, _lane(job)
@@ -210,7 +221,7 @@ class Submitter:
         )
         return self._script.command(keys, arguments)
 
-    def _answer(self, job: Job, reply: Any, place: Place | None) -> Submitted | LanewayError:
+    def _answer(self, job: Job, reply: Any, place: Place | None, replicas: int) -> Submitted | LanewayError:
         try:
             word, job_id, _, waiting = checked(reply)
         except LanewayError as error:
@@ -224,7 +235,8 @@ class Submitter:
             return QueueFull("60% of the memory of the server", MEMORY_RETRY_AFTER)
         if place is not None and word == b"GONE":
             return LetterNotFound(place.letter_id)
-        return Submitted(JobId(job_id.decode()), duplicate=word == b"KNOWN")
+        asked = self._settings.wait_replicas.get(job.slo.value, 0) > 0
+        return Submitted(JobId(job_id.decode()), word == b"KNOWN", replicas if asked else None)
 
 
 def _lane(job: Job) -> Lane:

@@ -138,6 +138,11 @@ class PartitionKeys(Struct, frozen=True):
         return f"{self.tag}:memory"
 
     @property
+    def written(self) -> str:
+        """String: written last before replicas are asked whether they have what came before it. TTL 1 s."""
+        return f"{self.tag}:written"
+
+    @property
     def dead(self) -> str:
         """Stream of dead-lettered jobs. Permanent until purged."""
         return f"{self.tag}:dead"

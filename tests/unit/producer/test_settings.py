@@ -29,6 +29,10 @@ def test_arguments_win_over_the_environment_and_that_over_defaults() -> None:
         ({"reply_timeout_s": math.nan}, "reply_timeout_s: expected a number in [0.01, 3600], got nan"),
         ({"output_ttl_s": 1}, "output_ttl_s: expected a number in [3, 86400], got 1.0"),
         ({"recheck_s": (5, 1)}, "recheck_s: expected two rising numbers of seconds above 0, got (5.0, 1.0)"),
+        ({"infeasible": "no"}, "infeasible: expected accept or refuse, got 'no'"),
+        ({"wait_replicas": {"bulk": 1}}, "wait_replicas: expected the classes latency and throughput, got 'bulk'"),
+        ({"wait_replicas": {"latency": -1}}, "wait_replicas.latency: expected a number in [0, 64], got -1"),
+        ({"wait_replicas": 1}, "wait_replicas: expected classes with numbers of replicas, got 1"),
         ({"namespace": "a{b}"}, "namespace: expected 1 to 64 printable ASCII characters but braces and blanks, got 'a{b}'"),
     ],
 )  # fmt: skip

@@ -81,6 +81,7 @@ def test_keys_of_a_partition_share_one_slot() -> None:
     names = [
         *(keys.lane(lane) for lane in lanes(7)), keys.job(SOME_ID), keys.body(SOME_ID), keys.result(SOME_ID),
         keys.cancel(SOME_ID), keys.kept(SOME_ID), keys.idempotency("a}b{c"), keys.bell, keys.control, keys.held, keys.dead,
+        keys.written,
     ]  # fmt: skip
     tags = {name[name.index("{") : name.index("}") + 1] for name in names}
     assert tags == {f"{{ns:{queue_tag('demo')}:7}}"}
