@@ -78,8 +78,11 @@ class Assembler:
     def finish(self, result: Result) -> Iterator[Event]:
         """The rest of the answer, taken from the stored result, and the end."""
         choices = result.outcome.choices
-        stale = any(not choice.text.startswith(self._texts[choice.index]) for choice in choices)
-        if stale and result.attempt > self._source:
+        pairs = [(self._texts[choice.index], choice.text) for choice in choices]
+        stale = any(not text.startswith(shown) for shown, text in pairs)
+        # A server that was emptied knows no attempts: a job that was submitted again counts them from 1 once more.
+        other = any(not text.startswith(shown) and not shown.startswith(text) for shown, text in pairs)
+        if (stale and result.attempt > self._source) or other:
             yield from self._restart(result.attempt)
         yield from self._announce(result.attempt)
         for choice in choices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -37,6 +37,13 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     """When this was so, in milliseconds of Redis' clock since 1970."""
 
 
+class Keeper(Protocol):
+    """Keeps jobs that the server may lose."""
+
+    async def holds(self, job_id: JobId) -> bool:
+        """Whether the job will be submitted again; soon, since it was asked for."""
+
+
 class Board:
     """Reads results and records. Callers wait for futures, never on a connection: cancelling one costs nothing."""
 
@@ -47,6 +54,8 @@ class Board:
         self._wanted: dict[JobId, asyncio.Future[JobStatus]] = {}
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self.keeper: Keeper | None = None
+        """Where jobs are kept that the server may lose."""
 
     async def close(self) -> None:
         """Tell everybody who still waits that the producer is closed."""
@@ -59,12 +68,23 @@ class Board:
         self._wanted.clear()
 
     async def look(self, job_id: JobId) -> JobStatus:
-        """The job as it stands.
+        """The job as it stands. One that the server has lost is queued, for as long as the keeper has it.
 
         Raises:
             JobNotFound: neither a result nor a record exists.
             QueueUnavailable: the server could not be asked.
         """
+        try:
+            return await self.ask(job_id)
+        except JobNotFound:
+            if self.keeper is None:
+                raise
+            if await self.keeper.holds(job_id):
+                return JobStatus(job_id=job_id, state=JobState.QUEUED)
+            return await self.ask(job_id)  # it may have come and ended in between
+
+    async def ask(self, job_id: JobId) -> JobStatus:
+        """The job as the server knows it. Raises as `look` does."""
         if self._closed:
             raise ProducerClosed
         self._keys.of_job(job_id)  # refuses what is not an id
@@ -106,7 +126,7 @@ class Board:
             jobs = list(self._wanted)[:_LOOKS]
             futures = [self._wanted.pop(job_id) for job_id in jobs]
             try:
-                for future, status in zip(futures, await self._read(jobs), strict=True):
+                for future, status in zip(futures, await self.read(jobs), strict=True):
                     if isinstance(status, LanewayError):
                         _fail(future, status)
                     elif not future.done():
@@ -117,7 +137,12 @@ class Board:
                 if not isinstance(error, LanewayError):
                     raise
 
-    async def _read(self, jobs: list[JobId]) -> list[JobStatus | LanewayError]:
+    async def read(self, jobs: Sequence[JobId]) -> list[JobStatus | LanewayError]:
+        """Jobs as the server knows them, in one round trip: the status of each, or why there is none.
+
+        Raises:
+            QueueUnavailable: the server could not be asked.
+        """
         commands: list[tuple[Any, ...]] = [("TIME",)]
         for job_id in jobs:
             keys = self._keys.of_job(job_id)

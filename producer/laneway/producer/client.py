@@ -15,6 +15,7 @@ from laneway.producer.following import Follower
 from laneway.producer.link import Link
 from laneway.producer.listener import Listener
 from laneway.producer.models import ModelCatalog
+from laneway.producer.outbox import Outbox
 from laneway.producer.settings import producer_settings
 from laneway.producer.steering import Steering
 from laneway.producer.submitting import Submitted, Submitter, TokenCounter
@@ -62,14 +63,29 @@ class Producer:
         self._steering = Steering(self._link, self._keys, self._board, self.settings)
         self._follower = Follower(self._board, self._listener, self._steering.attach, self.settings)
         models = ModelCatalog(
-            self._link, self._keys, self.settings.model_cache_s, check=self.settings.check_model
+            self._link,
+            self._keys,
+            self.settings.model_cache_s,
+            check=self.settings.check_model,
+            offline=self.settings.outbox is not None,
         )
         self._submitter = Submitter(
             self._link, self._keys, models, self._listener, self.settings, count_tokens=count_tokens
         )
         self._dead = DeadLetters(self._link, self._keys, models, self._submitter)
+        self._outbox: Outbox | None = None
+        if self.settings.outbox is not None:
+            self._outbox = Outbox(self._link, self._board, self._listener, self._keys, self.settings)
+            self._outbox.wire(self._submitter.send, self._steering.cancel_there)
+            self._submitter.accept = self._outbox.submit
+            self._board.keeper = self._steering.outbox = self._outbox
 
     async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -77,9 +93,22 @@ class Producer:
     ) -> None:
         await self.close()
 
+    async def open(self) -> None:
+        """Take the outbox, where there is one, and go on with the jobs in it. `async with` and the first submit do so.
+
+        Raises:
+            OutboxUnusable: the file is another producer's, something else, or cannot be opened.
+        """
+        if self._outbox is not None:
+            await self._outbox.start()
+
     async def close(self) -> None:
-        """Give up connections and the output stream. Jobs go on; another producer can ask for their results."""
+        """Give up connections, the output stream and the outbox. Jobs go on; another producer can ask for their
+        results, and goes on with the jobs in the outbox.
+        """
         await self._board.close()
+        if self._outbox is not None:
+            await self._outbox.close()
         await self._listener.close()
         await self._link.close()
 
@@ -92,6 +121,7 @@ class Producer:
             QueueFull: no room within `full_wait_s`; nothing was stored.
             QueueUnavailable: the server could not be reached; nothing was sent.
             SubmitUncertain: the server was asked twice, under the same job id, and no reply came.
+            OutboxFull, OutboxUnusable: with an outbox, which stands in for the two above (`Submitted.confirmed`).
         """
         return await self._submitter.submit(fields)
 
@@ -154,6 +184,7 @@ class Producer:
 
         `CANCELLED`: it was still waiting and is cancelled already. Another final state: it had ended before. A living
         state: its worker has been told and will settle it within about a second; `result` waits for that.
+        `QUEUED` where the server cannot be asked: the job is in the outbox, and cancelled as soon as it can be.
 
         Raises:
             JobNotFound: neither the job nor a result exists.

@@ -41,6 +41,24 @@ class QueueFull(LanewayError):
         super().__init__(f"the queue is full ({limit}): try again in {retry_after:g} s")
 
 
+class OutboxFull(LanewayError):
+    """The job was not accepted: the outbox holds as many as it may whose outcome has not been seen."""
+
+    def __init__(self, bound: str) -> None:
+        self.bound = bound
+        """Which bound, in words."""
+        super().__init__(f"the outbox is full ({bound}): it empties as outcomes are seen")
+
+
+class OutboxUnusable(LanewayError):
+    """The file of the outbox cannot be had, read or written. The job was not accepted."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"outbox {shown(path)}: {reason}")
+
+
 class SubmitUncertain(LanewayError):
     """Both replies to a submit were lost: the job may or may not be in the queue, once at most.
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from laneway.producer.errors import QueueFull
@@ -80,6 +80,10 @@ class Listener:
         self._inboxes: dict[JobId, list[Inbox]] = {}
         self._start = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self.on_end: Callable[[JobId], None] = lambda job_id: None
+        """Called for each job whose end is heard of."""
+        self.on_loss: Callable[[], None] = lambda: None
+        """Called when the server answers again after it did not, or has lost the stream."""
 
     async def ensure(self) -> None:
         """Create the stream and begin to read, unless that has happened. Raises `QueueUnavailable`.
@@ -127,6 +131,15 @@ class Listener:
             if not inboxes:
                 del self._inboxes[job_id]
 
+    def awaited(self, job_id: JobId) -> bool:
+        """Whether somebody in this process waits for the job."""
+        return job_id in self._inboxes
+
+    def poke(self, job_id: JobId) -> None:
+        """Wake whoever waits for the job, without an event."""
+        for inbox in self._inboxes.get(job_id, ()):
+            inbox.poke()
+
     async def history(self, job_id: JobId, outputs: Sequence[str]) -> AsyncIterator[Event]:
         """The job's events that still stand in `outputs`, stream by stream, as far as they had come by now."""
         for output in outputs:
@@ -167,6 +180,8 @@ class Listener:
                     beat_due = time.monotonic() + self._ttl_ms / 3000
                     await self._beat()
                 await self._read_once()
+                if pause:
+                    self.on_loss()
                 pause = 0.0
             except LanewayError:
                 pause = min(2.0, pause * 2 or 0.1)
@@ -177,11 +192,11 @@ class Listener:
             await self._create()
             self._marks.clear()
             self._poke_all()  # whatever was published meanwhile went nowhere
+            self.on_loss()
 
     def _poke_all(self) -> None:
-        for inboxes in self._inboxes.values():
-            for inbox in inboxes:
-                inbox.poke()
+        for job_id in self._inboxes:
+            self.poke(job_id)
 
     async def _read_once(self) -> None:
         read = ("XREAD", "COUNT", _READ_ENTRIES, "BLOCK", _BLOCK_MS, "STREAMS", self.output, self._last)
@@ -195,6 +210,8 @@ class Listener:
         for inbox in self._inboxes.get(event.job_id, ()):
             if not inbox.only_end or isinstance(event, Ended):
                 inbox.put(event)
+        if isinstance(event, Ended):
+            self.on_end(event.job_id)
 
 
 def _decoded(entries: Any) -> Iterator[tuple[bytes, tuple[Event, ...]]]:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from laneway.producer.errors import DeadlineInfeasible, UnknownModel
+from laneway.producer.errors import DeadlineInfeasible, QueueUnavailable, UnknownModel
 from laneway.producer.link import Link
 from laneway.schemas.cards import ModelCard
 from laneway.schemas.errors import InvalidJob, UnreadableEntry
@@ -21,11 +21,13 @@ _FRESH_S = 1.0
 class ModelCatalog:
     """The cards of all models under a namespace, read again when they are older than `model_cache_s`."""
 
-    def __init__(self, link: Link, keys: Keys, cache_s: float, check: bool) -> None:
+    def __init__(self, link: Link, keys: Keys, cache_s: float, check: bool, *, offline: bool = False) -> None:
+        """`offline`: where the server cannot be asked, what was last known counts."""
         self._link = link
         self._key = keys.models
         self._cache_s = cache_s
         self._check = check
+        self._offline = offline
         self._cards: Mapping[str, ModelCard] = {}
         self._read_at = -float("inf")
         self._lock = asyncio.Lock()
@@ -53,7 +55,11 @@ class ModelCatalog:
     async def _read(self, oldest: float) -> Mapping[str, ModelCard]:
         async with self._lock:
             if time.monotonic() - self._read_at >= oldest:
-                self._cards = _cards(await self._link.ask("HVALS", self._key))
+                try:
+                    self._cards = _cards(await self._link.ask("HVALS", self._key))
+                except QueueUnavailable:
+                    if not self._offline:
+                        raise
                 self._read_at = time.monotonic()
             return self._cards
 

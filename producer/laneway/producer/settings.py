@@ -62,6 +62,16 @@ class ProducerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long the result of a job is kept that is cancelled before any worker had it; workers set it for others."""
     idempotency_ttl_s: float = 24 * 3600.0
     """How long an idempotency key is remembered."""
+    outbox: str | None = None
+    """A file on a local disk that keeps each accepted job until its outcome has been seen, and from which a job is
+    submitted again wherever the server has lost it. One producer at a time holds it. None: no outbox."""
+    outbox_jobs: int = 100_000
+    """Most jobs in the outbox."""
+    outbox_bytes: int = 1 << 30
+    """Most bytes of jobs in the outbox."""
+    outbox_check_s: tuple[float, float] = (5.0, 60.0)
+    """First and longest pause before the server is asked for a job in the outbox, whether or not its end was heard of.
+    All are asked for at once when the server has been away or has lost a job or the output stream."""
 
 
 _NUMBERS = {
@@ -79,6 +89,8 @@ _NUMBERS = {
     "result_ttl_s": (1, 365 * 24 * 3600),
     "record_ttl_s": (60, 365 * 24 * 3600),
     "idempotency_ttl_s": (1, 365 * 24 * 3600),
+    "outbox_jobs": (1, 1 << 31),
+    "outbox_bytes": (1, 1 << 52),
 }
 
 
@@ -94,6 +106,8 @@ def producer_settings(
         InvalidSettings: an unknown name, a wrong type or a value out of bounds.
     """
     values = {name: value for name, value in given.items() if value is not None}
+    if isinstance(values.get("outbox"), os.PathLike):
+        values["outbox"] = os.fspath(values["outbox"])
     for name in values:
         if name not in ProducerSettings.__struct_fields__:
             hint = nearest(name, ProducerSettings.__struct_fields__)
@@ -126,9 +140,12 @@ def _check(settings: ProducerSettings) -> None:
             raise InvalidSettings("wait_replicas", f"the classes {' and '.join(classes)}", slo)
         if not 0 <= replicas <= 64:
             raise InvalidSettings(f"wait_replicas.{slo}", "a number in [0, 64]", replicas)
-    first, longest = settings.recheck_s
-    if not 0 < first <= longest <= 3600:
-        raise InvalidSettings("recheck_s", "two rising numbers of seconds above 0", settings.recheck_s)
+    for name in ("recheck_s", "outbox_check_s"):
+        first, longest = getattr(settings, name)
+        if not 0 < first <= longest <= 3600:
+            raise InvalidSettings(name, "two rising numbers of seconds above 0", (first, longest))
+    if settings.outbox == "":
+        raise InvalidSettings("outbox", "the path of a file", settings.outbox)
     name = settings.namespace
     if not name or len(name) > 64 or not name.isascii() or not name.isprintable() or set(name) & set("{} "):
         raise InvalidSettings("namespace", "1 to 64 printable ASCII characters but braces and blanks", name)

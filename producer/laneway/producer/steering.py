@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from laneway.producer.board import Board, JobStatus
-from laneway.producer.errors import JobNotFound
+from laneway.producer.errors import JobNotFound, QueueUnavailable
 from laneway.producer.link import Link, checked
+from laneway.producer.outbox import Outbox
 from laneway.producer.settings import ProducerSettings
 from laneway.schemas.cards import AttachJob, CancelJob
 from laneway.schemas.errors import UnreadableEntry
@@ -35,10 +36,24 @@ class Steering:
         self._settings = settings
         self._cancel = Script("laneway.producer", "cancel")
         self._attach = Script("laneway.producer", "attach")
+        self.outbox: Outbox | None = None
 
     async def cancel(self, job_id: JobId) -> JobState:
         """See `Producer.cancel`."""
-        status = await self._board.look(job_id)
+        if self.outbox is None or not await self.outbox.cancel(job_id):
+            return await self.cancel_there(job_id)
+        try:
+            try:
+                return await self.cancel_there(job_id)
+            except JobNotFound:
+                await self.outbox.settle(job_id, Cancelled())
+                return (await self._board.look(job_id)).state
+        except QueueUnavailable:
+            return JobState.QUEUED  # the outbox sees to it when the server is back
+
+    async def cancel_there(self, job_id: JobId) -> JobState:
+        """Cancel a job that the server has. Raises as `Producer.cancel`."""
+        status = await self._board.ask(job_id)
         if status.result is not None:
             return status.state
         at = self._keys.of_job(job_id)
@@ -67,7 +82,7 @@ class Steering:
             raise JobNotFound(job_id)
         await self._tell_ended(job_id, outputs.decode().split())
         if word == b"ended":
-            return (await self._board.look(job_id)).state
+            return (await self._board.ask(job_id)).state
         return JobState(word.decode())
 
     async def attach(self, job_id: JobId, output: str) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from laneway.producer.errors import LetterNotFound, QueueFull, SubmitStopped, SubmitUncertain
+from laneway.producer.errors import (
+    LetterNotFound,
+    OutboxFull,
+    OutboxUnusable,
+    QueueFull,
+    SubmitStopped,
+    SubmitUncertain,
+)
 from laneway.producer.fields import JobFields
 from laneway.producer.link import MEMORY_RETRY_AFTER, Command, Link, ReplyLost, Wait, checked
 from laneway.producer.listener import Listener
@@ -33,13 +40,21 @@ TokenCounter = Callable[[Any], int | None]
 
 
 class Submitted(Struct, frozen=True):
-    """A job that is in the queue."""
+    """A job that is in the queue, or in the outbox on its way there."""
 
     id: JobId
     duplicate: bool = False
     """The idempotency key was known: this is the id of the job submitted under it before."""
     replicas: int | None = None
     """How many replicas were known to have it within `wait_timeout_s`. None: `wait_replicas` asks for none."""
+    confirmed: bool = True
+    """The server has it. False: only the outbox is known to have it, and goes on sending it."""
+
+
+Answer = Submitted | LanewayError
+"""What became of a job that was sent."""
+Send = Callable[[Sequence[Job], float], Awaitable[list[Answer]]]
+"""Sends jobs, waiting for room for so many seconds; what became of each. Raises `QueueUnavailable`."""
 
 
 class Place(Struct, frozen=True):
@@ -70,11 +85,13 @@ class Submitter:
         self._settings = settings
         self._count_tokens = count_tokens
         self._script = Script("laneway.producer", "submit")
+        self.accept: Send = self.send
+        """Takes jobs that the application submits; an outbox stands here in between."""
 
     async def submit(self, fields: Mapping[str, Any]) -> Submitted:
         """One job. See `Producer.submit`."""
         job = await self.build(fields)
-        answer = (await self._send([job], self._settings.full_wait_s))[0]
+        answer = (await self.accept([job], self._settings.full_wait_s))[0]
         if isinstance(answer, LanewayError):
             raise answer
         return answer
@@ -87,7 +104,7 @@ class Submitter:
         done = 0
         async for fields in _chunks(jobs, self._settings.chunk):
             built, refusal = await self._build_until_refused(fields)
-            answers = await self._send(built, wait)
+            answers = await self._accept_chunk(built, wait)
             for index, answer in enumerate(answers):
                 if isinstance(answer, LanewayError):
                     rest = enumerate(answers[index + 1 :], done + index + 1)
@@ -98,6 +115,12 @@ class Submitter:
             if refusal is not None:
                 raise SubmitStopped(done, refusal, ())
 
+    async def _accept_chunk(self, jobs: Sequence[Job], wait: float) -> Sequence[Answer]:
+        try:
+            return await self.accept(jobs, wait)
+        except (OutboxFull, OutboxUnusable) as error:
+            return [error] * len(jobs)
+
     async def replay(self, job: Job, place: Place) -> Submitted:
         """Put `job`, which has an idempotency key, in the place of a dead letter, which goes in the same step.
 
@@ -106,7 +129,7 @@ class Submitter:
             QueueFull, QueueUnavailable, SubmitUncertain: see `Producer.submit`. Repeating is safe.
         """
         job = replace(job, reply_to=self._listener.output if self._settings.listen else None)
-        answer = (await self._send([job], self._settings.full_wait_s, place))[0]
+        answer = (await self.send([job], self._settings.full_wait_s, place))[0]
         if isinstance(answer, LanewayError):
             raise answer
         return answer
@@ -150,16 +173,18 @@ class Submitter:
                 return built, error
         return built, None
 
-    async def _send(
-        self, jobs: Sequence[Job], full_wait_s: float, place: Place | None = None
-    ) -> list[Submitted | LanewayError]:
-        """What became of each job. Those that find no room are sent again until `full_wait_s` is over."""
+    async def send(self, jobs: Sequence[Job], full_wait_s: float, place: Place | None = None) -> list[Answer]:
+        """What became of each job. Those that find no room are sent again until `full_wait_s` is over.
+
+        Raises:
+            QueueUnavailable: nothing was sent.
+        """
         if any(job.reply_to == self._listener.output for job in jobs):
             await self._listener.ensure()
         for job in jobs:
             if job.stream:
                 self._listener.mark(job.id)
-        answers: dict[JobId, Submitted | LanewayError] = {}
+        answers: dict[JobId, Answer] = {}
         until = time.monotonic() + full_wait_s
         waiting = list(jobs)
         while waiting:
@@ -172,9 +197,7 @@ class Submitter:
             await asyncio.sleep(min(left, *(full[job.id].retry_after for job in waiting)))
         return [answers[job.id] for job in jobs]
 
-    async def _send_once(
-        self, jobs: Sequence[Job], place: Place | None
-    ) -> dict[JobId, Submitted | LanewayError]:
+    async def _send_once(self, jobs: Sequence[Job], place: Place | None) -> dict[JobId, Answer]:
         calls = [self._call(job, place) for job in jobs]
         wait = self._wait(jobs)
         try:
@@ -183,7 +206,7 @@ class Submitter:
             replies = lost.replies
         confirmed = replies[len(jobs) + 1 :]  # nothing, where it was not asked for or not said
         replicas = confirmed[0] if confirmed and isinstance(confirmed[0], int) else 0
-        answers: dict[JobId, Submitted | LanewayError] = {}
+        answers: dict[JobId, Answer] = {}
         for index, job in enumerate(jobs):
             if index < len(replies):
                 answers[job.id] = self._answer(job, replies[index], place, replicas)
@@ -221,7 +244,7 @@ class Submitter:
         )
         return self._script.command(keys, arguments)
 
-    def _answer(self, job: Job, reply: Any, place: Place | None, replicas: int) -> Submitted | LanewayError:
+    def _answer(self, job: Job, reply: Any, place: Place | None, replicas: int) -> Answer:
         try:
             word, job_id, _, waiting = checked(reply)
         except LanewayError as error:

@@ -50,12 +50,21 @@ class SyncProducer:
         self._thread.start()
 
     def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def open(self) -> None:
+        """See `Producer.open`."""
+        self._do(self._producer.open())
 
     def close(self) -> None:
         """Give up connections and end the thread. Safe to call twice."""

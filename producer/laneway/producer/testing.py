@@ -126,6 +126,9 @@ class FakeProducer(Producer):
         return kept.result
 
     # --- what the application does ----------------------------------------------
+    async def open(self) -> None:
+        """See `Producer.open`: nothing to do."""
+
     async def close(self) -> None:
         """As `Producer.close`: what is asked afterwards raises `ProducerClosed`."""
         self._closed = True

@@ -181,6 +181,14 @@ def test_the_result_of_an_unseen_attempt_replaces_the_text() -> None:
     assert shown(seen) == "xyz"
 
 
+def test_the_result_of_another_life_replaces_the_text() -> None:
+    """A server that was emptied counts the attempts of a job that was submitted again from 1: numbers say nothing."""
+    assembler, seen = run(*pieces(1, "ab"), *pieces(2, "abc"))
+    seen += assembler.finish(result("xyz", attempt=1))
+    assert Restarted(job_id=ID, attempt=1) in seen
+    assert shown(seen) == "xyz"
+
+
 def test_a_result_that_holds_no_text_takes_none_away() -> None:
     """What was shown of a failed or cancelled job stays on the screen."""
     for outcome in (Failed(error=JobError(code="x", message="y")), Cancelled()):

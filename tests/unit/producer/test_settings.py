@@ -33,6 +33,9 @@ def test_arguments_win_over_the_environment_and_that_over_defaults() -> None:
         ({"wait_replicas": {"bulk": 1}}, "wait_replicas: expected the classes latency and throughput, got 'bulk'"),
         ({"wait_replicas": {"latency": -1}}, "wait_replicas.latency: expected a number in [0, 64], got -1"),
         ({"wait_replicas": 1}, "wait_replicas: expected classes with numbers of replicas, got 1"),
+        ({"outbox": ""}, "outbox: expected the path of a file, got ''"),
+        ({"outbox_jobs": 0}, "outbox_jobs: expected a number in [1, 2.14748e+09], got 0"),
+        ({"outbox_check_s": (5, 1)}, "outbox_check_s: expected two rising numbers of seconds above 0, got (5.0, 1.0)"),
         ({"namespace": "a{b}"}, "namespace: expected 1 to 64 printable ASCII characters but braces and blanks, got 'a{b}'"),
     ],
 )  # fmt: skip
