@@ -14,6 +14,8 @@ from typing import Self
 
 from msgspec import Struct, structs
 
+from laneway.worker.policy.steps import LINGER_S
+
 VARIABLE = "LANEWAY_ENGINE_PAGE"
 """Path of the page, in the engine process' environment alone."""
 _SIZE = 4096
@@ -32,6 +34,12 @@ class Controls(Struct, frozen=True, kw_only=True):
     """All tokens of every step while a latency job is in the engine; 0: by the cost model."""
     pause: float = 1.0
     """Throughput decodes sit out: 0 never, 1 when a first token would be late, 2 for every latency prompt."""
+    lean: float = 1.0
+    """Throughput prompts sit out: 1 when a first token would be late soon, 2 for every latency prompt."""
+    linger_s: float = LINGER_S
+    """Steps stay short for so long after the last latency job."""
+    floor: float = 0.0
+    """Fewest prompt tokens of a step; 0: by the device."""
     late: float = 1.0
     """1: the next step is put together shortly before the running one ends; 0: at once."""
 

@@ -6,6 +6,7 @@ Runs in the engine process. Everything it needs of vLLM is asked for by name in 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +17,10 @@ from msgspec import Struct
 
 from laneway.worker.engine.slo_page import Controls, Page, Report
 from laneway.worker.policy import cost
-from laneway.worker.policy.budget import MARGIN_STEPWISE, BudgetRule, Haste
+from laneway.worker.policy.budget import FLOOR, FLOOR_CPU, MARGIN_STEPWISE, BudgetRule, Haste
 from laneway.worker.policy.steps import (
     BACK_OFF,
     LEAD_START_S,
-    LINGER_S,
     PAUSES_IN_A_ROW,
     THROUGHPUT,
     Orders,
@@ -58,13 +58,14 @@ class SecondLevel:
         self._clock = clock
         self._most = int(scheduler.max_num_scheduled_tokens)
         self._threshold = int(scheduler.scheduler_config.long_prefill_token_threshold)
+        self._floor = FLOOR_CPU if device(scheduler) == "cpu" else FLOOR
         self._evidence = cost.Evidence()
         self._model: cost.CostModel | None = None
         self._flying: deque[_Step] = deque()
         self._free_at = 0.0
         self._done_at = 0.0
         self._end_seen: float | None = None
-        self._last_latency = -LINGER_S
+        self._last_latency = -math.inf
         self._paused_in_row = 0
         self._back_off = 0
         self._orders: Orders | None = None
@@ -114,7 +115,7 @@ class SecondLevel:
         if self.reason is not None or not self._controls.late or self._model is None or not self._flying:
             return 0.0
         now = self._clock()
-        if now - self._last_latency >= LINGER_S:
+        if now - self._last_latency >= self._controls.linger_s:
             return 0.0
         return max(0.0, self._free_at - self._lead_s - now)
 
@@ -140,7 +141,7 @@ class SecondLevel:
         now = self._clock()
         if latency or waiting:
             self._last_latency = now
-        elif now - self._last_latency >= LINGER_S:
+        elif now - self._last_latency >= controls.linger_s:
             return []
         running.sort(key=_rank)
         waiting = self._admissible(waiting)
@@ -187,14 +188,21 @@ class SecondLevel:
     def _decide(self, scene: Scene, *, may_wait: bool = True) -> Orders:
         may_wait = may_wait and not self._back_off
         self._back_off = max(0, self._back_off - 1)
-        fixed = int(self._controls.fixed_tokens) or None
-        rule = BudgetRule(most=self._most, tpot_s=self._controls.tpot_s, margin=MARGIN_STEPWISE, fixed=fixed)
+        controls = self._controls
+        rule = BudgetRule(
+            most=self._most,
+            tpot_s=controls.tpot_s,
+            floor=int(controls.floor) or self._floor,
+            margin=MARGIN_STEPWISE,
+            fixed=int(controls.fixed_tokens) or None,
+        )
         return orders(
             self._model,
             rule,
             scene,
-            may_pause=may_wait and self._controls.pause > 0 and self._paused_in_row < PAUSES_IN_A_ROW,
+            may_pause=may_wait and controls.pause > 0 and self._paused_in_row < PAUSES_IN_A_ROW,
             may_wait=may_wait,
+            least=Haste.LEAN if controls.lean > 1 else Haste.NONE,
         )
 
     def _hidden(self, found: Orders, prompts: list[Any]) -> list[Any]:
@@ -343,6 +351,12 @@ _NEEDED = (
     "kv_cache_manager.block_pool.get_num_free_blocks",
     "block_size", "lora_config", "connector", "num_spec_tokens", "parallel_config.pipeline_parallel_size",
 )  # fmt: skip
+
+
+def device(scheduler: Any) -> str:
+    """What the engine runs on, as vLLM calls it; empty where it does not say."""
+    config = getattr(getattr(scheduler, "vllm_config", None), "device_config", None)
+    return str(getattr(config, "device_type", ""))
 
 
 def waiting_latency(queue: Any) -> list[Any]:

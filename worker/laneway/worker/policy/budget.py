@@ -17,6 +17,8 @@ ALIGN = 128
 """Prompt tokens per tile: GPU matrix kernels work in tiles of 128 rows, part of a tile costs a whole one."""
 FLOOR = 128
 """Fewest prompt tokens of a step: below one tile prompts stop moving and seats never turn over."""
+FLOOR_CPU = 32
+"""The same on a CPU, whose kernels know no such tiles: half a step of the demo model with all seats taken."""
 FIXED_RANGE = (128, 8192)
 """Accepted values of a fixed budget, in tokens: under 128 see `FLOOR`; above 8,192 vLLM's own docs see no more
 throughput, and a step takes a third of a second on an H200 with a 7B."""
@@ -127,10 +129,11 @@ def step_budget(
         return StepBudget(min(rule.most, max(rule.fixed, decodes)))
     target = rule.tpot_s if tpot_s is None else tpot_s
     room = model.prefill_room(target * (1 - rule.margin), decodes, kv)
-    usual = max(rule.floor, _aligned(room))
-    widest = max(rule.floor, _aligned(model.prefill_room(target * STRETCH, decodes, kv)))
+    tile = min(ALIGN, rule.floor)
+    usual = max(rule.floor, _aligned(room, tile))
+    widest = max(rule.floor, _aligned(model.prefill_room(target * STRETCH, decodes, kv), tile))
     latency = min(latency_prefill, widest)
-    prompt = latency + MIN_CHUNK if haste is not Haste.NONE else max(usual, latency)
+    prompt = latency + min(MIN_CHUNK, rule.floor) if haste is not Haste.NONE else max(usual, latency)
     return StepBudget(min(rule.most, prompt + decodes), feasible=room >= rule.floor)
 
 
@@ -144,5 +147,5 @@ def long_prefill_cap(budget: int, *, decodes: int, latency_prefill: int, prompts
     return max(1, (budget - decodes - latency_prefill) // prompts)
 
 
-def _aligned(tokens: float) -> int:
-    return math.floor(tokens / ALIGN) * ALIGN
+def _aligned(tokens: float, tile: int) -> int:
+    return math.floor(tokens / tile) * tile

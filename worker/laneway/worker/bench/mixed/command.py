@@ -14,10 +14,12 @@ from msgspec.structs import replace
 
 from laneway.schemas.command import Command
 from laneway.worker.bench.mixed import report
-from laneway.worker.bench.mixed.compare import LEVEL2, POLICIES, Comparison, compare
+from laneway.worker.bench.mixed.compare import LEVEL2, POLICIES, SINGLE, Comparison, compare
 from laneway.worker.bench.mixed.drive import Load
+from laneway.worker.bench.mixed.identity import identity
 from laneway.worker.bench.mixed.plan import SHAPES
 from laneway.worker.engine.create import create_engine
+from laneway.worker.engine.slo_page import Controls
 from laneway.worker.errors import SettingsError
 from laneway.worker.settings import WorkerSettings, load_settings
 
@@ -43,13 +45,24 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--seconds", type=_seconds, default=40, metavar="S", help="judged, of each run (40)")
     parser.add_argument("--ramp", type=_seconds, default=8, metavar="S", help="before that, unjudged (8)")
     parser.add_argument("--probe", type=_seconds, default=12, metavar="S", help="judged, when tuning (12)")
+    parser.add_argument("--policies", type=_policies, default=SINGLE, metavar="A,B", help=",".join(POLICIES))
     parser.add_argument(
-        "--policies", type=_policies, default=POLICIES, metavar="A,B", help=",".join(POLICIES)
+        "--vary",
+        type=_variant,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help=f"one more row: both levels with other controls ({', '.join(Controls.__struct_fields__)})",
     )
     parser.add_argument("--shape", choices=tuple(SHAPES), help="lengths and rate; default: by the seats")
     parser.add_argument("--rate", type=_seconds, metavar="R", help="latency jobs per second")
+    parser.add_argument("--ttft", type=_positive, metavar="MS", help="target for the first token")
+    parser.add_argument("--tpot", type=_positive, metavar="MS", help="target for each of the others")
     parser.add_argument(
         "--backlog", type=_positive, metavar="N", help="throughput jobs at any time (2 x seats)"
+    )
+    parser.add_argument(
+        "--identity", action="store_true", help="first see that jobs get the same tokens in a crowd as alone"
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write mixed.json and mixed.png there")
@@ -77,7 +90,8 @@ async def _compare(args: Namespace, settings: WorkerSettings) -> tuple[Compariso
         info = await engine.start(lambda phase, share: None)
         _tell(f"{info.version} is up after {time.monotonic() - begin:.0f} s: {info.seats} seats")
         shape = SHAPES[args.shape or ("small" if info.seats < SMALL_SEATS else "large")]
-        shape = shape if args.rate is None else replace(shape, rate=args.rate)
+        asked = {"rate": args.rate, "ttft_ms": args.ttft, "tpot_ms": args.tpot}
+        shape = replace(shape, **{name: value for name, value in asked.items() if value is not None})
         load = Load(
             shape=shape,
             seed=args.first_seed,
@@ -90,11 +104,15 @@ async def _compare(args: Namespace, settings: WorkerSettings) -> tuple[Compariso
                 f"--backlog: expected at least {BACKLOG_SEATS * info.seats}, two batches, got {load.backlog}"
             )
         seeds = range(args.first_seed, args.first_seed + args.seeds)
-        names = args.policies
+        names, variants = args.policies, dict(args.vary)
         if settings.scheduler != "slo":
-            names = [name for name in names if name not in LEVEL2]
-        found = await compare(engine, load, seeds, names, args.probe, _tell)
+            names, variants = [name for name in names if name not in LEVEL2], {}
+        same = await identity(engine, shape, args.first_seed) if args.identity else None
+        if same:
+            _tell(f"the same tokens as alone, of {same.jobs} jobs ({same.different} different): {same.equal}")
+        found = await compare(engine, load, seeds, names, variants, args.probe, _tell)
         about = {"engine": msgspec.to_builtins(info), "engine_args": settings.engine_args}
+        about["identity"] = msgspec.to_builtins(same)
         return found, {**about, "seeds": list(seeds), "wall_s": round(time.monotonic() - begin)}
     finally:
         await engine.stop()
@@ -102,7 +120,7 @@ async def _compare(args: Namespace, settings: WorkerSettings) -> tuple[Compariso
 
 def _settings(args: Namespace) -> WorkerSettings:
     words = ["--model", args.model, "--engine", args.engine]
-    if args.engine == "vllm" and set(LEVEL2) & set(args.policies):
+    if args.engine == "vllm" and (args.vary or set(LEVEL2) & set(args.policies)):
         words += ["--scheduler", "slo"]
     for pair in args.engine_arg:
         name, equals, value = pair.partition("=")
@@ -117,6 +135,19 @@ def _policies(text: str) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in POLICIES]:
         raise ArgumentTypeError(f"expected some of {', '.join(POLICIES)}, got {unknown[0]}")
     return tuple(name for name in POLICIES if name in names)
+
+
+def _variant(text: str) -> tuple[str, dict[str, float]]:
+    found = {}
+    for pair in text.split(","):
+        name, _, value = pair.partition("=")
+        if name not in Controls.__struct_fields__:
+            raise ArgumentTypeError(f"expected some of {', '.join(Controls.__struct_fields__)}, got {name}")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ArgumentTypeError(f"{name}: expected a number, got {value!r}") from None
+    return text, found
 
 
 def _positive(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -25,9 +25,23 @@ RIVALS = ("static", "grouped", "fifo", "priority", "semaphore")
 BASELINE = "priority"
 OURS = ("level1+2", "level1")
 """Laneway, the whole of it first."""
-LEVEL2 = ("level2", "level1+2")
+ABLATIONS = {
+    "linger 1 s": {"linger_s": 1.0},
+    "tiles of 128": {"floor": 128.0},
+    "always lean": {"lean": 2.0},
+    "no pause": {"pause": 0.0},
+    "always pause": {"pause": 2.0},
+    "early steps": {"late": 0.0},
+    "wide steps": {"tpot_s": 10.0},
+}
+"""Both levels with one thing changed, in fields of `Controls`."""
+LEVEL2 = ("level2", "level1+2", "ablations")
 """Policies that need Laneway's scheduler in the engine. `level2`: with the tuned semaphore in front."""
-POLICIES = (*RIVALS, "level2", "level1", "level1+2")
+SINGLE = (*RIVALS, "level2", "level1", "level1+2")
+"""One row each."""
+POLICIES = (*SINGLE, "ablations")
+TUNED = ("priority", "semaphore", "level2")
+"""Of these, the best of several settings is taken."""
 
 
 class Probe(Struct, frozen=True, kw_only=True):
@@ -56,12 +70,21 @@ async def compare(
     load: Load,
     seeds: Sequence[int],
     names: Sequence[str],
+    variants: Mapping[str, Mapping[str, float]],
     probe_s: float,
     tell: Callable[[str], None],
 ) -> Comparison:
-    """Tune, then play all policies in turns: forward for the first seed, backward for the second, and so on."""
+    """Tune, then play all policies in turns: forward for the first seed, backward for the second, and so on.
+
+    Args:
+        names: some of `POLICIES`.
+        variants: more rows, each both levels with other fields of `Controls`.
+    """
     found = Comparison(load=load, idle=await _idle(engine, load, probe_s, tell))
-    field_ = await _field(engine, replace(load, seed=TUNING_SEED, seconds=probe_s), names, found, tell)
+    admission = level1(await profile(engine, MODEL))
+    probing = replace(load, seed=TUNING_SEED, seconds=probe_s)
+    field_ = await _field(engine, admission, probing, names, found, tell)
+    field_ += _varied(admission, {**(ABLATIONS if "ablations" in names else {}), **variants})
     found.knobs = {policy.name: policy.knobs for policy in field_}
     found.runs = {policy.name: {} for policy in field_}
     for turn, seed in enumerate(seeds):
@@ -97,8 +120,24 @@ def semaphores(seats: int) -> list[Policy]:
     return [policies.semaphore(count) for count in counts]
 
 
+def _varied(admission: Policy, variants: Mapping[str, Mapping[str, float]]) -> list[Policy]:
+    return [
+        replace(admission, name=name, level2=controls, knobs=_told(controls))
+        for name, controls in variants.items()
+    ]
+
+
+def _told(controls: Mapping[str, float]) -> str:
+    return "both levels, " + ", ".join(f"{name}={value:g}" for name, value in controls.items())
+
+
 async def _field(
-    engine: Engine, load: Load, names: Iterable[str], found: Comparison, tell: Callable[[str], None]
+    engine: Engine,
+    admission: Policy,
+    load: Load,
+    names: Iterable[str],
+    found: Comparison,
+    tell: Callable[[str], None],
 ) -> list[Policy]:
     seats = engine.info.seats
     families: dict[str, list[Policy]] = {
@@ -107,14 +146,14 @@ async def _field(
         "fifo": [policies.fifo(load.backlog)],
         "priority": priorities(seats, load.backlog),
         "semaphore": semaphores(seats),
-        "level1": [(admission := level1(await profile(engine, MODEL)))],
-        "level1+2": [replace(admission, name="level1+2", level2=True)],
-        "level2": [replace(policy, name="level2", level2=True) for policy in semaphores(seats)],
+        "level1": [admission],
+        "level1+2": [replace(admission, name="level1+2", level2={})],
+        "level2": [replace(policy, name="level2", level2={}) for policy in semaphores(seats)],
     }
     chosen = []
     for name in names:
-        family = families[name]
-        if len(family) == 1:
+        family = families.get(name, [])
+        if name not in TUNED:
             chosen += family
             continue
         probes = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
 
@@ -48,7 +48,7 @@ async def play(engine: Engine, policy: Policy, load: Load, label: str) -> list[R
     Raises:
         BenchFailed: a job broke. EngineDied: the engine did.
     """
-    _second_level(engine, load.shape, on=policy.level2)
+    second_level(engine, load.shape, policy.level2)
     run = _Run(engine, policy, load, f"{label} {policy.name} {policy.knobs} {load.seed}")
     try:
         return await run.all()
@@ -68,11 +68,12 @@ async def settle(engine: Engine, name: str) -> None:
         pass
 
 
-def _second_level(engine: Engine, shape: Shape, *, on: bool) -> None:
+def second_level(engine: Engine, shape: Shape, level2: Mapping[str, float] | None) -> None:
+    """Tell Laneway's scheduler in the engine, if it is there: its targets, and other `Controls`; None: to keep out."""
     page = engine.page if isinstance(engine, VllmEngine) else None
     if page is not None:
-        targets = {"ttft_s": shape.ttft_ms / 1000, "tpot_s": shape.tpot_ms / 1000}
-        page.control(Controls(enabled=float(on), **targets))
+        told = {"ttft_s": shape.ttft_ms / 1000, "tpot_s": shape.tpot_ms / 1000, **(level2 or {})}
+        page.control(Controls(enabled=float(level2 is not None), **told))
 
 
 class _Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
@@ -50,8 +50,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     make: Callable[[Engine], Gate]
     by_class: bool = True
     """Whether the engine hears of the class; else it serves all in order of arrival."""
-    level2: bool = False
-    """Whether the engine's steps are planned by Laneway's scheduler; else by vLLM's own."""
+    level2: Mapping[str, float] | None = None
+    """How Laneway's scheduler plans the engine's steps, in fields of its `Controls`; None: vLLM's own does."""
     knobs: str = ""
 
 
