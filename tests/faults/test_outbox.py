@@ -90,21 +90,19 @@ async def test_jobs_queued_and_running_outlive_the_server_s_memory(
     worker: MakeWorker, make: MakeProducer, server: Server, loss: str
 ) -> None:
     """Four run, the others wait, some have ended: the application sees one outcome of each, without doing anything."""
-    async with (
-        worker(url=server.url, lease_s=5, **{"engine.seats": 4}) as only,
-        make() as producer,
-    ):
-        await only.ready()
+    async with make() as producer:
         jobs = await submit(producer, 30, tokens=20)
         waiting = asyncio.create_task(results(producer, jobs))
-        await only.says("job.settled", times=4)
-        if loss == "flushed":
-            await flush(server)
-        else:
-            server.kill()
-            server.start()
-        found = await waiting
-        assert_completed(found, attempt=1)
+        await wait_until(lambda: all(map(producer._listener.awaited, jobs)), "all to be waited for")
+        async with worker(url=server.url, lease_s=5, **{"engine.seats": 4}) as only:
+            await only.says("job.settled", times=4)
+            if loss == "flushed":
+                await flush(server)
+            else:
+                server.kill()
+                server.start()
+            found = await waiting
+        assert {result.state for result in found} == {JobState.COMPLETED}
         assert [result.job_id for result in found] == jobs
         await until_seen(producer)
 

@@ -68,12 +68,13 @@ async def submit(producer: Producer, asked: Asked, slo: SloClass, *, stream: boo
     return job.id
 
 
-async def answers(producer: Producer, jobs: list[str], attempt: int) -> list[list[int]]:
+async def answers(producer: Producer, jobs: list[str], least: int = 1) -> list[list[int]]:
+    """Tokens of each job, which took at least so many attempts: one that makes room for a latency job takes one more."""
     results: list[Result] = await asyncio.gather(*(producer.result(job, 240) for job in jobs))
     found = []
     for result in results:
         assert isinstance(result.outcome, Completed), result.outcome
-        assert result.attempt == attempt
+        assert result.attempt >= least
         found.append(list(result.outcome.choices[0].token_ids))
     return found
 
@@ -112,7 +113,7 @@ async def test_real_workers_answer_as_vllm_does_also_when_one_is_killed(
     async with real_worker(redis_url, namespace, tmp_path / "a.log") as first:
         await ready(first)
         jobs = [await submit(producer, asked, slo) for asked, slo in first_work]
-        mixed_answers = await answers(producer, jobs, attempt=1)
+        mixed_answers = await answers(producer, jobs)
         later = [await submit(producer, asked, SloClass.LATENCY, stream=True) for asked in second_work]
         await first.says("job.first_token", times=42, timeout=60)
         family = children(first.pid)
@@ -121,7 +122,7 @@ async def test_real_workers_answer_as_vllm_does_also_when_one_is_killed(
         await wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), timeout=20)
         async with real_worker(redis_url, namespace, tmp_path / "b.log") as second:
             await ready(second)
-            killed_answers = await answers(producer, later, attempt=2)
+            killed_answers = await answers(producer, later, least=2)
             assert await second.says("job.resumed", times=5)
             second.send(signal.SIGTERM)
             assert await second.exit_code(60) == 0

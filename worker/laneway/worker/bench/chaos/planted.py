@@ -15,7 +15,7 @@ from laneway.schemas.ids import JobId
 from laneway.schemas.keys import GROUP
 from laneway.schemas.outcome import Result
 from laneway.worker import app, lease
-from laneway.worker.ports import Claim, Settlement
+from laneway.worker.ports import Addition, Claim, Settlement
 from laneway.worker.queue.redis_queue import RedisQueue
 
 RESULT_LATE_S = 1.0
@@ -40,13 +40,16 @@ class AcknowledgeBeforeResult(RedisQueue):
 
 
 class RenewWithoutOwnerCheck(RedisQueue):
-    """Renewal takes entries back and finds nothing lost, and settling trusts it: whoever comes may store an outcome."""
+    """Renewal takes entries back, and what else would tell whose a job is keeps silent: whoever comes may settle it."""
 
     async def renew(self, claims: Sequence[Claim]) -> list[JobId]:
         for claim in claims:
             lane = self._part(claim.lane).lane(claim.lane)
             await self._ask("XCLAIM", lane, GROUP, self._worker, 0, claim.entry, "JUSTID")
         return []
+
+    async def keep(self, additions: Sequence[Addition]) -> list[int]:
+        return [addition.first + len(addition.events) for addition in additions]
 
     async def settle(self, claim: Claim, result: Result) -> Settlement:
         place = self._part(claim.lane).result(claim.job.id)
