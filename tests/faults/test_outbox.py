@@ -141,6 +141,23 @@ async def test_what_was_seen_is_not_run_again(make: MakeProducer, server: Server
         assert held(producer) == set()
 
 
+async def test_a_result_that_was_read_ends_the_keeping(make: MakeProducer, server: Server) -> None:
+    """Also when the server has lost job and result before anything else looked at them, or is away."""
+    async with (
+        make(outbox_check_s=(60, 60)) as producer,
+        hand(server.url, producer.settings.namespace) as worker,
+    ):
+        job = await producer.submit(model="demo", prompt="Hello")
+        waiting = asyncio.create_task(producer.result(job.id))
+        await worker.finish(await worker.claim_one())
+        await waiting
+        server.kill()
+        await until_seen(producer)
+        server.start()
+        await worker.queue.open(ModelCard(name="demo"))
+        assert await worker.claim() == []
+
+
 async def test_an_outcome_that_was_reached_before_the_loss_is_not_replaced(
     make: MakeProducer, server: Server
 ) -> None:

@@ -43,6 +43,9 @@ class Keeper(Protocol):
     async def holds(self, job_id: JobId) -> bool:
         """Whether the job will be submitted again; soon, since it was asked for."""
 
+    def saw(self, job_id: JobId) -> None:
+        """Somebody here has the job's result: there is no need to submit it again."""
+
 
 class Board:
     """Reads results and records. Callers wait for futures, never on a connection: cancelling one costs nothing."""
@@ -74,14 +77,17 @@ class Board:
             JobNotFound: neither a result nor a record exists.
             QueueUnavailable: the server could not be asked.
         """
-        try:
+        if self.keeper is None:
             return await self.ask(job_id)
+        try:
+            status = await self.ask(job_id)
         except JobNotFound:
-            if self.keeper is None:
-                raise
             if await self.keeper.holds(job_id):
                 return JobStatus(job_id=job_id, state=JobState.QUEUED)
-            return await self.ask(job_id)  # it may have come and ended in between
+            status = await self.ask(job_id)  # it may have come and ended in between
+        if status.result is not None:
+            self.keeper.saw(job_id)
+        return status
 
     async def ask(self, job_id: JobId) -> JobStatus:
         """The job as the server knows it. Raises as `look` does."""

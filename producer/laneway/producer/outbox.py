@@ -47,13 +47,25 @@ Cancel = Callable[[JobId], Awaitable[object]]
 class _Entry:
     """A job in the file, and what is known of it."""
 
-    __slots__ = ("cancelled", "confirmed", "due", "id", "pause", "place", "sending", "since_ms", "size")
+    __slots__ = (
+        "cancelled",
+        "confirmed",
+        "due",
+        "id",
+        "pause",
+        "place",
+        "seen",
+        "sending",
+        "since_ms",
+        "size",
+    )
 
     def __init__(self, row: Row, *, sending: bool = False) -> None:
         self.id, self.place, self.since_ms, self.size = row.id, row.place, row.since_ms, row.size
         self.cancelled = row.cancelled
         self.sending = sending  # a submit has it in hand: it may still be refused
         self.confirmed = False  # the server is known to have had it
+        self.seen = False  # somebody here has read its result
         self.due = 0.0
         self.pause = 0.0
 
@@ -183,6 +195,12 @@ class Outbox:
         self._hurry(job_id)
         return job_id in self._entries
 
+    def saw(self, job_id: JobId) -> None:
+        """Somebody here has read the job's result."""
+        if (entry := self._entries.get(job_id)) is not None:
+            entry.seen = True
+            self._hurry(job_id)
+
     async def cancel(self, job_id: JobId) -> bool:
         """Note, on the disk, that the job is not wanted any more; False: it is not kept."""
         await self.start()
@@ -277,6 +295,10 @@ class Outbox:
         first, longest = self._settings.outbox_check_s
         for entry in batch:
             self._later(entry, min(longest, max(first, 2 * entry.pause)))
+        await self._let_go([entry for entry in batch if entry.seen])
+        batch = [entry for entry in batch if entry.id in self._entries]
+        if not batch:
+            return
         if self._settings.listen:
             await self._listener.ensure()
         statuses = await self._board.read([entry.id for entry in batch])
