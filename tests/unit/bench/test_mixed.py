@@ -2,17 +2,21 @@
 
 import asyncio
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from laneway.worker.bench.mixed import command, compare, policies
+from laneway.worker.bench.mixed.drive import Load
 from laneway.worker.bench.mixed.measure import Record, measure, median_of, percentile
 from laneway.worker.bench.mixed.plan import SHAPES, Size, arrivals, backlog, prompt_ids
 from laneway.worker.bench.mixed.policies import Batches, Entrant, Gate, Permits
+from laneway.worker.engine.create import create_engine
+from laneway.worker.engine.slo_page import Controls
 from laneway.worker.errors import SettingsError
+from laneway.worker.settings import load_settings
 
 SHAPE = SHAPES["small"]
 
@@ -196,6 +200,43 @@ def test_a_wrong_option_is_told_in_a_sentence() -> None:
         ask("--engine-arg", "seats")
     with pytest.raises(SettingsError, match="--backlog: expected at least 8"):
         ask("--backlog", "3")
+
+
+def test_jobs_get_the_same_tokens_in_a_crowd_as_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counted for each way of planning steps, beside how many answers differ at all; targets are what was asked for."""
+    assert ask("--identity", "--policies", "priority", "--ttft", "70", "--tpot", "30", "--json") == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    same = told["about"]["identity"]
+    assert (same["jobs"], same["different"], set(same["equal"].values())) == (32, 32, {32})
+    assert (told["load"]["shape"]["ttft_ms"], told["load"]["shape"]["tpot_ms"]) == (70, 30)
+
+
+def test_a_variant_is_a_row_of_its_own() -> None:
+    """Both levels with one thing changed; what is no control of the scheduler is refused."""
+    assert command._variant("lean=2,floor=64") == ("lean=2,floor=64", {"lean": 2.0, "floor": 64.0})
+    for wrong, reason in (
+        ("lena=2", "expected some of .*, got lena"),
+        ("lean=a", "lean: expected a number, got 'a'"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=reason):
+            command._variant(wrong)
+    for controls in compare.ABLATIONS.values():
+        assert Controls(**controls) != Controls(), controls
+
+
+async def test_every_ablation_and_variant_is_played() -> None:
+    """Beside the whole, in turns, on every seed."""
+    engine = create_engine(
+        load_settings(["--engine", "fake", "--engine.seats", "4", "--engine.base-s", "0.001"], {})
+    )
+    await engine.start(lambda phase, share: None)
+    load = Load(shape=SHAPE, seed=1, backlog=8, ramp_s=0.0, seconds=0.1)
+    more = {"late=0,lean=2": {"late": 0.0, "lean": 2.0}}
+    found = await compare.compare(engine, load, (1, 2), ["level1+2", "ablations"], more, 0.1, lambda _: None)
+    await engine.stop()
+    assert list(found.runs) == ["level1+2", *compare.ABLATIONS, *more]
+    assert all(set(seeds) == {1, 2} for seeds in found.runs.values())
+    assert found.knobs["late=0,lean=2"] == "both levels, late=0, lean=2"
 
 
 def test_static_batches_are_as_large_as_the_engine() -> None:

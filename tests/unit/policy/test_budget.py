@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from laneway.worker.policy.budget import (
     ALIGN,
     FLOOR,
+    FLOOR_CPU,
     STRETCH,
     BudgetRule,
     Haste,
@@ -27,15 +29,16 @@ def test_nobody_reading_along_means_the_largest_step() -> None:
     assert step_budget(H200_7B, RULE, decodes=200, kv=120_000, reading=False).tokens == 2048
 
 
-@given(st.integers(0, 256), st.integers(0, 200_000))
-def test_a_usual_step_meets_the_target_or_says_that_it_cannot(decodes: int, kv: int) -> None:
-    """Within the target less its margin; else the floor, marked infeasible."""
-    budget = step_budget(H200_7B, RULE, decodes=decodes, kv=kv, reading=True)
+@given(st.integers(0, 256), st.integers(0, 200_000), st.sampled_from([FLOOR, FLOOR_CPU]))
+def test_a_usual_step_meets_the_target_or_says_that_it_cannot(decodes: int, kv: int, floor: int) -> None:
+    """Within the target less its margin; else the floor, marked infeasible. In whole tiles, which are finer on a CPU."""
+    rule = replace(RULE, floor=floor)
+    budget = step_budget(H200_7B, rule, decodes=decodes, kv=kv, reading=True)
     prompt = budget.tokens - decodes
-    assert prompt >= min(FLOOR, RULE.most - decodes)
+    assert prompt >= min(floor, rule.most - decodes)
     if budget.feasible:
-        assert H200_7B.step_s(prompt, decodes, kv) <= RULE.tpot_s * (1 - RULE.margin) + 1e-9
-        assert prompt % ALIGN == 0 or budget.tokens == RULE.most
+        assert H200_7B.step_s(prompt, decodes, kv) <= rule.tpot_s * (1 - rule.margin) + 1e-9
+        assert prompt % min(ALIGN, floor) == 0 or budget.tokens == rule.most
 
 
 @given(st.integers(1, 5000), st.sampled_from(Haste))
