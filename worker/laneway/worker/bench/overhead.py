@@ -25,6 +25,7 @@ from laneway.schemas.command import Command
 from laneway.schemas.events import Tokens
 from laneway.schemas.ids import new_job_id, new_worker_id
 from laneway.schemas.outcome import Completed
+from laneway.worker.bench import engine_args
 from laneway.worker.bench.mixed.drive import BenchFailed
 from laneway.worker.bench.mixed.plan import prompt_ids
 from laneway.worker.bench.queue.race import some_server
@@ -32,7 +33,7 @@ from laneway.worker.engine.create import create_engine
 from laneway.worker.ports import Engine, EngineInfo, Progress
 from laneway.worker.queue.redis_queue import QueueOptions, RedisQueue
 from laneway.worker.service import Service
-from laneway.worker.settings import WorkerSettings, load_settings
+from laneway.worker.settings import WorkerSettings
 from laneway.worker.table import table
 from laneway.worker.telemetry import Fact, Telemetry
 
@@ -229,8 +230,7 @@ async def _worker(engine: Engine, settings: WorkerSettings, url: str) -> AsyncIt
 
 def configure(parser: ArgumentParser) -> None:
     """Arguments of `laneway bench overhead`."""
-    parser.add_argument("--model", default="demo", metavar="NAME", help="demo, a folder or a Hugging Face id")
-    parser.add_argument("--engine", choices=("vllm", "fake"), default="vllm", help="fake: to try the command")
+    engine_args.configure(parser)
     parser.add_argument("--trials", type=int, default=20, metavar="N", help="jobs one at a time (20)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of four full engines each (3)")
     parser.add_argument("--redis-url", metavar="URL", help="an EMPTY database; default: an embedded server")
@@ -242,7 +242,7 @@ def run(args: Namespace) -> int:
     if min(args.trials, args.rounds) < 1:
         print("--trials, --rounds: expected at least 1", file=sys.stderr)
         return 2
-    settings = load_settings(["--model", args.model, "--engine", args.engine], environ={})
+    settings = engine_args.settings_of(args)
     figures = asyncio.run(measure(settings, args.trials, args.rounds, args.redis_url))
     print(msgspec.json.encode(figures).decode() if args.json else render(figures))
     return 0

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from laneway.schemas.command import Command
+from laneway.worker.bench import engine_args
 from laneway.worker.bench.mixed import report
 from laneway.worker.bench.mixed.compare import LEVEL2, POLICIES, SINGLE, Comparison, compare
 from laneway.worker.bench.mixed.drive import Load
@@ -21,7 +22,7 @@ from laneway.worker.bench.mixed.plan import SHAPES
 from laneway.worker.engine.create import create_engine
 from laneway.worker.engine.slo_page import Controls
 from laneway.worker.errors import SettingsError
-from laneway.worker.settings import WorkerSettings, load_settings
+from laneway.worker.settings import WorkerSettings
 
 SMALL_SEATS = 64
 """Engines with fewer seats are offered the small shape unless another is asked for."""
@@ -31,15 +32,7 @@ BACKLOG_SEATS = 2
 
 def configure(parser: ArgumentParser) -> None:
     """Arguments of `laneway bench mixed`."""
-    parser.add_argument("--model", default="demo", metavar="NAME", help="demo, a folder or a Hugging Face id")
-    parser.add_argument("--engine", choices=("vllm", "fake"), default="vllm", help="fake: to try the command")
-    parser.add_argument(
-        "--engine-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="passed to the engine, such as load_format=dummy",
-    )
+    engine_args.configure(parser)
     parser.add_argument("--seeds", type=_positive, default=1, metavar="N", help="runs of each policy (1)")
     parser.add_argument("--first-seed", type=int, default=1, metavar="S", help="the first of them (1)")
     parser.add_argument("--seconds", type=_seconds, default=40, metavar="S", help="judged, of each run (40)")
@@ -119,15 +112,8 @@ async def _compare(args: Namespace, settings: WorkerSettings) -> tuple[Compariso
 
 
 def _settings(args: Namespace) -> WorkerSettings:
-    words = ["--model", args.model, "--engine", args.engine]
-    if args.engine == "vllm" and (args.vary or set(LEVEL2) & set(args.policies)):
-        words += ["--scheduler", "slo"]
-    for pair in args.engine_arg:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise SettingsError(f"--engine-arg: expected NAME=VALUE, got {pair}")
-        words.append(f"--engine.{name}={value}")
-    return load_settings(words, environ={})
+    level2 = args.engine == "vllm" and (args.vary or set(LEVEL2) & set(args.policies))
+    return engine_args.settings_of(args, ["--scheduler", "slo"] if level2 else [])
 
 
 def _policies(text: str) -> tuple[str, ...]:
