@@ -115,6 +115,21 @@ async def test_a_drain_gives_back_at_once_what_has_not_begun(ends: Installation)
         worker.service.drain()
 
 
+async def test_what_waits_is_offered_to_others_but_not_for_ever_to_nobody(ends: Installation) -> None:
+    """A worker that is alone gets its offer back, and makes the next one later; an idle one takes it."""
+    waiting = make_job(slo="throughput")
+    async with serving(ends, TWO_SEATS, drain_s=0.0) as worker:
+        await _fill(ends, worker)
+        await ends.submit(waiting)
+        await worker.says("job.claimed", 2)
+        offers = worker.service.intake._offers
+        offers.patience_s = 0.001
+        await worker.says("job.claimed", 3)
+        assert offers.patience_s > 0.001
+        async with serving(ends):
+            assert isinstance((await result_of(ends, waiting)).outcome, Completed)
+
+
 async def test_the_card_says_why_a_lane_waits(ends: Installation) -> None:
     """For each lane with a job at the gate, in a word or two."""
     async with serving(ends, TWO_SEATS) as worker:

@@ -191,8 +191,8 @@ class Hands:
         for hand in self._hands.values():
             hand.attempt.stop(why)
 
-    async def return_window(self, waited_s: float = 0.0) -> int:
-        """Hand back the throughput jobs that have waited so long for a seat here; how many. Raises `QueueUnavailable`."""
+    async def return_window(self, waited_s: float = 0.0) -> frozenset[JobId]:
+        """Hand back, and return, the throughput jobs that have waited so long for a seat. Raises `QueueUnavailable`."""
         before = time.monotonic() - waited_s
         late = [hand for hand in self._hands.values() if hand.waits and hand.since <= before]
         for hand in late:
@@ -201,7 +201,7 @@ class Hands:
             await asyncio.wait([hand.task for hand in late])
         back, self.returned = self.returned, []
         if not back:
-            return 0
+            return frozenset()
         try:
             await self._save(back)
             await self._link(self._queue.hand_back(back))
@@ -210,7 +210,7 @@ class Hands:
             raise
         for claim in back:
             self._tell(claim, "job.handed_back")
-        return len(back)
+        return frozenset(claim.job.id for claim in back)
 
     async def wait_until_empty(self) -> None:
         """Return when no job is in hand."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
 from collections.abc import Sequence
 
+from laneway.schemas.ids import JobId
 from laneway.worker.errors import QueueUnavailable
 from laneway.worker.hands import Hands
 from laneway.worker.lease import LeaseKeeper
 from laneway.worker.link import Link, Pause
+from laneway.worker.policy import offers
 from laneway.worker.policy.admission import ClaimPlan, may_hold_more, plan_claim, window_of
 from laneway.worker.ports import Claim, JobQueue, Unreadable
 from laneway.worker.settings import WorkerSettings
@@ -21,8 +24,6 @@ POLL_S = 1.0
 """Longest wait for the bell: how late a worker may see a job whose ring it missed."""
 RECLAIM_S = 2.0
 """Mean pause between two looks for lapsed leases and suspects; a quarter of the lease where that is less."""
-PATIENCE_S = 5.0
-"""A throughput job waits so long for a seat here before it is offered to others, once the lanes are empty."""
 SHY_S = 0.25
 """What the others then get to take it: an idle worker takes a millisecond."""
 QUIET_S = 0.005
@@ -54,6 +55,7 @@ class Intake:
         """The last look left the lanes empty: other workers may be idle."""
         self._shy_until = 0.0
         """Until then no throughput job is claimed: this worker has just handed some back for others to take."""
+        self._offers = offers.Offers()
         self._bell: asyncio.Task[None] | None = None
         self._turn = 0
         self._asking = set(range(settings.partitions))
@@ -128,6 +130,8 @@ class Intake:
             if may_hold_more(plan, Counter(item.lane for item in items)):
                 return True
         self._dry = self._plan(0).total > 0
+        if self._dry and time.monotonic() >= self._shy_until:
+            offers.gone(self._offers)
         return False
 
     def _plan(self, partition: int) -> ClaimPlan:
@@ -219,9 +223,12 @@ class Intake:
         if self.appointed:
             await self._hands.return_window()
         elif self._dry:
-            self._shy_until = time.monotonic() + SHY_S
-            if not await self._hands.return_window(PATIENCE_S):
-                self._shy_until = 0.0
+            self._shy_until, back = math.inf, frozenset[JobId]()
+            try:
+                back = await self._hands.return_window(self._offers.patience_s)
+            finally:
+                self._shy_until = time.monotonic() + SHY_S if back else 0.0
+            self._offers.out |= back
 
     async def look_for_suspects(self) -> None:
         """Find out whether this worker's engine is to be emptied for suspects. Raises `QueueUnavailable`."""
@@ -241,6 +248,7 @@ class Intake:
     # --- both -------------------------------------------------------------------
 
     async def _take(self, items: Sequence[Claim | Unreadable], sent_at: float) -> None:
+        offers.claimed(self._offers, (item.job.id for item in items if isinstance(item, Claim)))
         for item in items:
             if isinstance(item, Unreadable):
                 await self._bury(item)
