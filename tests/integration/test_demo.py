@@ -94,7 +94,14 @@ def test_an_interrupted_demo_cleans_up(
 ) -> None:
     """Ctrl-C and SIGTERM end server and worker in order."""
     with subprocess.Popen(
-        DEMO, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        DEMO,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored by what a shell runs with `&`
     ) as demo:
         assert demo.stdout is not None
         while "starting a worker" not in (line := demo.stdout.readline()):
